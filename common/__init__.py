@@ -1,0 +1,1 @@
+"""What coordinator and worker share. Knows neither of them."""

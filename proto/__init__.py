@@ -1,0 +1,1 @@
+"""The wire contract: titan/v1/*.proto and the stubs generated from it."""

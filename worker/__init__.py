@@ -1,0 +1,1 @@
+"""titan-worker: holds experts in memory and executes them for a coordinator."""
