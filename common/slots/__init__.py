@@ -1,0 +1,6 @@
+"""Slot tables: which experts are in memory, in which slot of a layer's stacked buffers, and who must go."""
+
+from titan.common.slots.policy import LFU, LRU, EvictionPolicy
+from titan.common.slots.table import SlotTable
+
+__all__ = ["LFU", "LRU", "EvictionPolicy", "SlotTable"]

@@ -1,0 +1,72 @@
+"""Eviction policies: small classes that remember uses and name a victim. They know experts, not slots."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Container
+from typing import Protocol
+
+
+class EvictionPolicy(Protocol):
+    """Order of the evictable experts of one layer."""
+
+    def used(self, expert: int) -> None:
+        """The expert was selected by the router, or has just come in."""
+
+    def gone(self, expert: int) -> None:
+        """The expert left the table."""
+
+    def victim(self, keep: Container[int]) -> int | None:
+        """The expert to evict first among those not in `keep`; None when there is none."""
+
+
+class LRU:
+    """Least recently used goes first."""
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    def used(self, expert: int) -> None:
+        self._order[expert] = None
+        self._order.move_to_end(expert)
+
+    def gone(self, expert: int) -> None:
+        self._order.pop(expert, None)
+
+    def victim(self, keep: Container[int]) -> int | None:
+        for expert in self._order:
+            if expert not in keep:
+                return expert
+        return None
+
+
+class LFU:
+    """Least frequently used goes first, the least recently used among equals.
+
+    Counts survive an eviction, or a frequent expert would start again from nothing each time; they are halved every
+    `decay_uses` uses, so that what was popular an hour ago does not stay for ever.
+    """
+
+    def __init__(self, decay_uses: int = 4096) -> None:
+        self._order: OrderedDict[int, None] = OrderedDict()
+        self._counts: dict[int, int] = {}
+        self._decay_uses = decay_uses
+        self._uses = 0
+
+    def used(self, expert: int) -> None:
+        self._order[expert] = None
+        self._order.move_to_end(expert)
+        self._counts[expert] = self._counts.get(expert, 0) + 1
+        self._uses += 1
+        if self._uses % self._decay_uses == 0:
+            self._counts = {e: n // 2 for e, n in self._counts.items() if n > 1}
+
+    def gone(self, expert: int) -> None:
+        self._order.pop(expert, None)
+
+    def victim(self, keep: Container[int]) -> int | None:
+        candidates = [e for e in self._order if e not in keep]
+        return min(candidates, key=lambda e: self._counts.get(e, 0)) if candidates else None
+
+
+POLICIES: dict[str, type[LRU] | type[LFU]] = {"lru": LRU, "lfu": LFU}

@@ -1,0 +1,108 @@
+"""The bookkeeping of one layer's slots: a map expert -> slot with pinned experts and a policy for the rest.
+
+Pure state, no memory behind it: whoever owns the buffers asks for slots, fills them, and only then maps them, so a
+slot under write is never one that a lookup returns. Not thread-safe: one owner a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from titan.common.slots.policy import LRU, EvictionPolicy
+
+
+@dataclass(slots=True)
+class SlotCounts:
+    """Since start: lookups that hit or missed (a distinct expert a lookup), experts read in, thrown out; stall time."""
+
+    hits: int = 0
+    misses: int = 0
+    loads: int = 0
+    evictions: int = 0
+    stall_s: float = 0.0
+
+
+class SlotTable:
+    """Slots 0..capacity-1 of one layer.
+
+    A slot is free, reserved (being filled) or mapped to one expert; an expert is mapped to at most one slot.
+    """
+
+    def __init__(self, capacity: int, policy: EvictionPolicy | None = None) -> None:
+        if capacity < 1:
+            raise ValueError(f"a slot table needs at least one slot, not {capacity}")
+        self.capacity = capacity
+        self.counts = SlotCounts()
+        self.slots: dict[int, int] = {}  # mapped experts; read-only for callers
+        self.pinned: set[int] = set()  # subset of the mapped ones
+        self._policy: EvictionPolicy = policy or LRU()
+        self._free = list(range(capacity - 1, -1, -1))
+        self._reserved: dict[int, int] = {}
+
+    @property
+    def evictable_slots(self) -> int:
+        """Slots that a demand may use: all but those of pinned experts."""
+        return self.capacity - len(self.pinned)
+
+    def look_up(self, experts: Iterable[int]) -> list[int]:
+        """Count and remember the use of distinct `experts`; return those that are not mapped, in order."""
+        missing: list[int] = []
+        slots, pinned = self.slots, self.pinned
+        hits = 0
+        for expert in experts:
+            if expert in slots:
+                hits += 1
+                if expert not in pinned:
+                    self._policy.used(expert)
+            else:
+                missing.append(expert)
+        self.counts.hits += hits
+        self.counts.misses += len(missing)
+        return missing
+
+    def reserve(self, experts: Sequence[int], keep: Collection[int]) -> list[int] | None:
+        """Take a slot for each of `experts`, evicting mapped ones that are neither pinned nor in `keep`.
+
+        Returns one slot an expert, reserved until `map` or `release`; None, with nothing changed but evictions made,
+        when there is no room.
+        """
+        taken: list[int] = []
+        for expert in experts:
+            if expert in self.slots or expert in self._reserved:
+                raise ValueError(f"expert {expert} has a slot already")
+            slot = self._free.pop() if self._free else self._evict(keep)
+            if slot is None:
+                for done in experts[: len(taken)]:
+                    self.release(done)
+                return None
+            self._reserved[expert] = slot
+            taken.append(slot)
+        return taken
+
+    def map(self, expert: int, *, pin: bool = False) -> None:
+        """The reserved slot of `expert` has been filled."""
+        self.slots[expert] = self._reserved.pop(expert)
+        self.counts.loads += 1
+        if pin:
+            self.pinned.add(expert)
+        else:
+            self._policy.used(expert)
+
+    def release(self, expert: int) -> None:
+        """Filling the reserved slot of `expert` failed or is not wanted any more."""
+        self._free.append(self._reserved.pop(expert))
+
+    def drop(self, expert: int) -> None:
+        """Unmap an expert, pinned or not."""
+        self._free.append(self.slots.pop(expert))
+        self.pinned.discard(expert)
+        self._policy.gone(expert)
+
+    def _evict(self, keep: Collection[int]) -> int | None:
+        victim = self._policy.victim(keep)
+        if victim is None:
+            return None
+        self._policy.gone(victim)
+        self.counts.evictions += 1
+        return self.slots.pop(victim)

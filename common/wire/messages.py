@@ -1,0 +1,54 @@
+"""Execute requests and replies as values, independent of the transport that carries them.
+
+Activations are numpy arrays of raw bits (float32, or uint16 for 16-bit floats). Knows neither gRPC nor MLX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 32 << 20  # a peer's message beyond this is refused before it is parsed
+SPLIT_BYTES = 8 << 20  # a coordinator splits a layer's request so that neither direction is larger
+PART_BYTES = 1 << 20  # an expert is pushed in parts of this size
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteCall:
+    """One request: some (row, expert) pairs of one layer.
+
+    Args:
+        request_id: unique in the session.
+        layer: the model's layer number.
+        activations: [R, D] raw bits.
+        pair_rows: [P] uint32, each < R.
+        pair_experts: [P] uint32.
+        sort: whether mlx-lm would sort the whole layer's pairs.
+        deadline_s: seconds after which nobody waits for the answer any more.
+    """
+
+    request_id: int
+    layer: int
+    activations: np.ndarray
+    pair_rows: np.ndarray
+    pair_experts: np.ndarray
+    sort: bool
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteResult:
+    """One reply: outputs [P, D] raw bits in the order of the pairs, and where the worker's time went."""
+
+    request_id: int
+    outputs: np.ndarray
+    queue_us: int
+    compute_us: int
+
+
+def split_pairs(pair_count: int, hidden_size: int, itemsize: int, split_bytes: int = SPLIT_BYTES) -> list[slice]:
+    """Slices of a layer's pairs such that no reply (and no request with distinct rows) exceeds `split_bytes`."""
+    width = max(1, split_bytes // (hidden_size * itemsize + 8))
+    return [slice(i, min(i + width, pair_count)) for i in range(0, pair_count, width)]

@@ -1,0 +1,213 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Session(_message.Message):
+    __slots__ = ("id", "epoch")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    epoch: int
+    def __init__(self, id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class HelloRequest(_message.Message):
+    __slots__ = ("protocol_version", "software_version", "mlx_version", "instance_id", "model_shape", "compute_dtype")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MLX_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    software_version: str
+    mlx_version: str
+    instance_id: str
+    model_shape: str
+    compute_dtype: str
+    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., mlx_version: _Optional[str] = ..., instance_id: _Optional[str] = ..., model_shape: _Optional[str] = ..., compute_dtype: _Optional[str] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("protocol_version", "software_version", "session", "memory_budget_bytes", "has_checkpoint", "max_message_bytes", "worker_id", "device")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    software_version: str
+    session: Session
+    memory_budget_bytes: int
+    has_checkpoint: bool
+    max_message_bytes: int
+    worker_id: str
+    device: str
+    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., memory_budget_bytes: _Optional[int] = ..., has_checkpoint: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., worker_id: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+
+class LayerExperts(_message.Message):
+    __slots__ = ("layer", "experts")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    experts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layer: _Optional[int] = ..., experts: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AssignRequest(_message.Message):
+    __slots__ = ("assignment", "part")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    part: ExpertPart
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., part: _Optional[_Union[ExpertPart, _Mapping]] = ...) -> None: ...
+
+class Assignment(_message.Message):
+    __slots__ = ("session", "residency")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    residency: _containers.RepeatedCompositeFieldContainer[LayerExperts]
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., residency: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ...) -> None: ...
+
+class ExpertPart(_message.Message):
+    __slots__ = ("layer", "expert", "offset", "data")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    expert: int
+    offset: int
+    data: bytes
+    def __init__(self, layer: _Optional[int] = ..., expert: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class AssignProgress(_message.Message):
+    __slots__ = ("needed", "experts_done", "experts_total", "bytes_done", "bytes_total", "installed")
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_DONE_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    INSTALLED_FIELD_NUMBER: _ClassVar[int]
+    needed: _containers.RepeatedCompositeFieldContainer[LayerExperts]
+    experts_done: int
+    experts_total: int
+    bytes_done: int
+    bytes_total: int
+    installed: bool
+    def __init__(self, needed: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ..., experts_done: _Optional[int] = ..., experts_total: _Optional[int] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., installed: _Optional[bool] = ...) -> None: ...
+
+class ExecuteRequest(_message.Message):
+    __slots__ = ("session", "request_id", "layer", "rows", "activations", "pair_rows", "pair_experts", "sort", "deadline_us")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    PAIR_ROWS_FIELD_NUMBER: _ClassVar[int]
+    PAIR_EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    SORT_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    request_id: int
+    layer: int
+    rows: int
+    activations: bytes
+    pair_rows: bytes
+    pair_experts: bytes
+    sort: bool
+    deadline_us: int
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., request_id: _Optional[int] = ..., layer: _Optional[int] = ..., rows: _Optional[int] = ..., activations: _Optional[bytes] = ..., pair_rows: _Optional[bytes] = ..., pair_experts: _Optional[bytes] = ..., sort: _Optional[bool] = ..., deadline_us: _Optional[int] = ...) -> None: ...
+
+class ExecuteReply(_message.Message):
+    __slots__ = ("request_id", "outputs", "queue_us", "compute_us", "failure")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    outputs: bytes
+    queue_us: int
+    compute_us: int
+    failure: Failure
+    def __init__(self, request_id: _Optional[int] = ..., outputs: _Optional[bytes] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("session", "layer", "rows", "pairs_a_row", "repeats")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_A_ROW_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    layer: int
+    rows: int
+    pairs_a_row: int
+    repeats: int
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., layer: _Optional[int] = ..., rows: _Optional[int] = ..., pairs_a_row: _Optional[int] = ..., repeats: _Optional[int] = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("compute_us",)
+    COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    compute_us: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, compute_us: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("worker_id", "software_version", "state", "memory_budget_bytes", "expert_bytes", "process_bytes", "fingerprint", "experts", "sessions", "requests", "pairs", "refused", "uptime_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    software_version: str
+    state: str
+    memory_budget_bytes: int
+    expert_bytes: int
+    process_bytes: int
+    fingerprint: str
+    experts: int
+    sessions: int
+    requests: int
+    pairs: int
+    refused: int
+    uptime_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., software_version: _Optional[str] = ..., state: _Optional[str] = ..., memory_budget_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., process_bytes: _Optional[int] = ..., fingerprint: _Optional[str] = ..., experts: _Optional[int] = ..., sessions: _Optional[int] = ..., requests: _Optional[int] = ..., pairs: _Optional[int] = ..., refused: _Optional[int] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("finished",)
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    finished: int
+    def __init__(self, finished: _Optional[int] = ...) -> None: ...
