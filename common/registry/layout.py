@@ -1,0 +1,265 @@
+"""Where each expert lies: the tensors of a checkpoint sorted into experts and the rest, every shape checked.
+
+Two layouts are read: mlx's, one tensor [E, out, in] a projection, and Hugging Face's, one tensor an expert and
+projection. Pure functions over tables of names; opens no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from titan.common.errors import CheckpointContradiction, CheckpointMissing
+from titan.common.registry.families import Dimensions, Family
+from titan.common.registry.headers import TensorInfo
+from titan.common.registry.quantization import QuantizationSettings, derive
+from titan.common.registry.shape import COMPONENTS, ComponentSpec, LayerSpec, MatrixSpec
+
+__all__ = ["ComponentRange", "ExpertLayer", "check_others", "place_experts"]
+
+Tensors = Mapping[str, TensorInfo]
+_MEND = "download or convert the model again"
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentRange:
+    """The bytes of one component of one expert's matrix: `nbytes` at `offset` of `file`."""
+
+    matrix: str
+    component: str
+    file: Path
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One component over all experts of a layer: evenly strided in one tensor, or a tensor an expert."""
+
+    matrix: str
+    component: str
+    nbytes: int
+    tensors: tuple[TensorInfo, ...]
+
+    def at(self, expert: int) -> ComponentRange:
+        if len(self.tensors) == 1:
+            tensor = self.tensors[0]
+            return ComponentRange(
+                self.matrix, self.component, tensor.file, tensor.offset + expert * self.nbytes, self.nbytes
+            )
+        tensor = self.tensors[expert]
+        return ComponentRange(self.matrix, self.component, tensor.file, tensor.offset, self.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """A MoE layer: its shape and where its experts lie."""
+
+    spec: LayerSpec
+    stacked: bool
+    columns: tuple[_Column, ...]
+
+    def ranges(self, expert: int) -> tuple[ComponentRange, ...]:
+        return tuple(column.at(expert) for column in self.columns)
+
+    def names(self) -> Iterator[str]:
+        return (tensor.name for column in self.columns for tensor in column.tensors)
+
+
+def place_experts(
+    family: Family, dims: Dimensions, settings: QuantizationSettings, tensors: Tensors
+) -> dict[int, ExpertLayer]:
+    """Find every (layer, expert, projection) -> layers by index.
+
+    Raises:
+        CheckpointMissing: a projection or an expert is absent.
+        CheckpointContradiction: shapes differ from the config, from one another, or from the quantization settings.
+    """
+    return {layer: _place_layer(family, dims, settings, tensors, layer) for layer in dims.moe_layers}
+
+
+def _place_layer(
+    family: Family, dims: Dimensions, settings: QuantizationSettings, tensors: Tensors, layer: int
+) -> ExpertLayer:
+    module = family.stacked.format(layer=layer)
+    single = [family.per_expert.format(layer=layer, expert=expert) for expert in range(dims.num_experts)]
+    stacked = any(f"{module}.{name}.weight" in tensors for name in family.projections.values())
+    alone = next(
+        (
+            f"{path}.{n}.weight"
+            for path in single
+            for n in family.projections.values()
+            if f"{path}.{n}.weight" in tensors
+        ),
+        None,
+    )
+    if stacked and alone is not None:
+        raise CheckpointContradiction(
+            f"{tensors[alone].file} holds {alone}, but layer {layer} also has stacked experts under {module}", _MEND
+        )
+    matrices: list[MatrixSpec] = []
+    columns: list[_Column] = []
+    for matrix, projection in family.projections.items():
+        paths = [f"{module}.{projection}"] if stacked or alone is None else [f"{p}.{projection}" for p in single]
+        spec, found = _place_matrix(family, dims, tensors, matrix, paths, stacked or alone is None)
+        path, first = f"{module}.{projection}", found[0].tensors[0]
+        quantization = derive(
+            f"{first.name} in {first.file}",
+            spec.in_features,
+            spec.out_features,
+            _one(spec, "weight"),
+            _one(spec, "scales") if any(c.name == "scales" for c in spec.components) else None,
+            any(c.name == "biases" for c in spec.components),
+        )
+        settings.check(path, quantization, f"{first.name} in {first.file}")
+        if quantization is not None:
+            _check_zero_points(spec, found)
+            spec = MatrixSpec(
+                spec.name,
+                spec.in_features,
+                spec.out_features,
+                spec.components,
+                quantization.bits,
+                quantization.group_size,
+                quantization.mode,
+            )
+        matrices.append(spec)
+        columns.extend(found)
+    gate, up, down = matrices
+    return ExpertLayer(LayerSpec(layer, module, (gate, up, down)), stacked, tuple(columns))
+
+
+def _one(spec: MatrixSpec, component: str) -> tuple[str, tuple[int, ...]]:
+    found = next(c for c in spec.components if c.name == component)
+    return found.dtype, found.shape
+
+
+def _place_matrix(
+    family: Family, dims: Dimensions, tensors: Tensors, matrix: str, paths: list[str], stacked: bool
+) -> tuple[MatrixSpec, list[_Column]]:
+    widths = (dims.hidden_size, dims.expert_width)
+    in_features, out_features = widths[::-1] if matrix == "down" else widths
+    expected = (*COMPONENTS[:3], *(("bias",) if dims.expert_bias else ()))
+    if not stacked:
+        expected = family.per_expert_components
+    components: list[ComponentSpec] = []
+    columns: list[_Column] = []
+    for component in expected:
+        found = [tensors.get(f"{path}.{component}") for path in paths]
+        if all(tensor is None for tensor in found) and component not in ("weight", "bias"):
+            continue
+        present: list[TensorInfo] = []
+        for path, tensor in zip(paths, found, strict=True):
+            if tensor is None:
+                raise CheckpointMissing(f"no shard holds {path}.{component}", _MEND)
+            present.append(tensor)
+        first = present[0]
+        for tensor in present:
+            if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
+                raise CheckpointContradiction(
+                    f"{tensor.name} in {tensor.file} is {tensor.dtype} {list(tensor.shape)}, "
+                    f"but {first.name} is {first.dtype} {list(first.shape)}",
+                    _MEND,
+                )
+        shape = first.shape
+        if stacked:
+            if not shape or shape[0] != dims.num_experts:
+                raise CheckpointContradiction(
+                    f"{first.name} in {first.file} has the shape {list(shape)}, "
+                    f"but config.json says num_experts {dims.num_experts}",
+                    _MEND,
+                )
+            shape = shape[1:]
+        if component == "bias" and shape != (out_features,):
+            raise CheckpointContradiction(
+                f"{first.name} in {first.file} has the shape {list(first.shape)} for {out_features} outputs", _MEND
+            )
+        components.append(ComponentSpec(component, first.dtype, shape))
+        nbytes = first.nbytes // dims.num_experts if stacked else first.nbytes
+        columns.append(_Column(matrix, component, nbytes, tuple(present)))
+    return MatrixSpec(matrix, in_features, out_features, tuple(components)), columns
+
+
+def _check_zero_points(spec: MatrixSpec, columns: list[_Column]) -> None:
+    by_name = {c.name: c for c in spec.components}
+    scales, biases = by_name["scales"], by_name.get("biases")
+    if biases is not None and (biases.dtype, biases.shape) != (scales.dtype, scales.shape):
+        tensor = next(c.tensors[0] for c in columns if c.component == "biases")
+        raise CheckpointContradiction(
+            f"{tensor.name} in {tensor.file} is {biases.dtype} {list(biases.shape)} an expert, "
+            f"but its scales are {scales.dtype} {list(scales.shape)}",
+            _MEND,
+        )
+
+
+def check_others(
+    family: Family, dims: Dimensions, settings: QuantizationSettings, tensors: Tensors, expert_names: frozenset[str]
+) -> tuple[TensorInfo, ...]:
+    """Check every tensor outside the experts against the family's modules -> those tensors, by name.
+
+    Raises:
+        CheckpointMissing: one is absent.
+        CheckpointContradiction: one has another shape, or a tensor has no place in this model.
+    """
+    known: set[str] = set()
+    for path, shape, bias in _modules(family, dims):
+        weight = tensors.get(f"{path}.weight")
+        if weight is None:
+            raise CheckpointMissing(f"no shard holds {path}.weight", _MEND)
+        known.add(weight.name)
+        if len(shape) == 1:
+            if weight.shape != shape:
+                raise CheckpointContradiction(
+                    f"{weight.name} in {weight.file} has the shape {list(weight.shape)}, "
+                    f"but config.json means {list(shape)}",
+                    _MEND,
+                )
+            continue
+        scales, biases = tensors.get(f"{path}.scales"), tensors.get(f"{path}.biases")
+        known.update(t.name for t in (scales, biases) if t is not None)
+        quantization = derive(
+            f"{weight.name} in {weight.file}",
+            shape[1],
+            shape[0],
+            (weight.dtype, weight.shape),
+            None if scales is None else (scales.dtype, scales.shape),
+            biases is not None,
+        )
+        settings.check(path, quantization, f"{weight.name} in {weight.file}")
+        if bias:
+            if f"{path}.bias" not in tensors:
+                raise CheckpointMissing(f"no shard holds {path}.bias, though config.json sets attention_bias", _MEND)
+            known.add(f"{path}.bias")
+    if dims.tied:
+        known.update(name for name in family.dropped_when_tied if name in tensors)
+    for name in sorted(tensors.keys() - expert_names - known):
+        raise CheckpointContradiction(
+            f"{tensors[name].file} holds {name}, which has no place in this model: {_why(name, dims)}",
+            "give the config.json that belongs to these files, or convert the model again",
+        )
+    return tuple(tensors[name] for name in sorted(known))
+
+
+def _modules(family: Family, dims: Dimensions) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    moe = set(dims.moe_layers)
+    for module in family.modules:
+        shape = tuple(dims.sizes[size] for size in module.shape)
+        bias = module.bias and dims.attention_bias
+        if module.where == "once" or (module.where == "head" and not dims.tied):
+            yield module.path, shape, bias
+        elif module.where in ("layer", "moe", "dense"):
+            for layer in range(dims.num_layers):
+                if module.where == "layer" or (layer in moe) == (module.where == "moe"):
+                    yield module.path.format(layer=layer), shape, bias
+
+
+def _why(name: str, dims: Dimensions) -> str:
+    parts = name.split(".")
+    if parts[0] == "lm_head" and dims.tied:
+        return "config.json ties the head to the embedding"
+    for what, count in (("layers", dims.num_layers), ("experts", dims.num_experts)):
+        number = parts[parts.index(what) + 1] if what in parts[:-1] else ""
+        if number.isascii() and number.isdigit() and int(number[:9]) >= count:
+            return f"config.json says {count} {what}"
+    return "mlx-lm's class has no such parameter"
