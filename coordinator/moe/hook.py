@@ -1,0 +1,62 @@
+"""The module that replaces mlx-lm's SwitchGLU, with the same call: `(x[..., D], indices[..., K]) -> y[..., K, D]`.
+
+It never raises into mlx-lm's forward: a half-finished forward would leave the KV cache at different lengths in
+different layers. A failure is recorded, zeros flow on, and the caller of the model finds the failure afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from titan.common.errors import TitanError
+from titan.common.execution import apply_rows
+from titan.common.experts import ExpertLayer
+
+
+class Executor(Protocol):
+    """Executes a layer's experts that are not all at home."""
+
+    def execute(self, layer: int, x: mx.array, indices: mx.array) -> mx.array:
+        """x: [..., D], indices: [..., K] -> [..., K, D]."""
+        ...
+
+
+class Faults:
+    """The first failure of the current forward pass."""
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+
+    def record(self, error: Exception) -> None:
+        self._error = self._error or error
+
+    def take(self) -> Exception | None:
+        error, self._error = self._error, None
+        return error
+
+
+class TitanSwitchGLU(nn.Module):
+    """Experts of one layer behind mlx-lm's own interface.
+
+    Attributes begin with an underscore: mlx-lm's loader must not take them for parameters.
+    """
+
+    def __init__(self, layer: int, local: ExpertLayer, executor: Executor, faults: Faults) -> None:
+        super().__init__()
+        self._layer = layer
+        self._local = local
+        self._executor = executor
+        self._faults = faults
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        """x: [..., D], indices: [..., K] -> y: [..., K, D], one output for each (row, expert)."""
+        if self._local.whole:  # expert e is in slot e: nothing to look up, no synchronisation
+            return apply_rows(self._local.buffers, x, indices)
+        try:
+            return self._executor.execute(self._layer, x, indices)
+        except (TitanError, ValueError, RuntimeError, MemoryError, OSError) as error:
+            self._faults.record(error)
+            return mx.zeros((*indices.shape, x.shape[-1]), x.dtype)

@@ -1,0 +1,1 @@
+"""Workers as the coordinator sees them: connecting, installing, executing, setting aside and taking back."""

@@ -1,0 +1,88 @@
+"""Filling experts that an Assign names: from the worker's own checkpoint, or from parts the coordinator pushes.
+
+Reads and receives into slot memory directly. Knows the order in which parts must come, and their bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from titan.common.arrays import DISK_DTYPES, widen
+from titan.common.errors import WireError
+from titan.common.experts import Fill
+from titan.common.registry.shape import LayerSpec, ModelShape
+from titan.common.wire.messages import PART_BYTES
+from titan.proto.titan.v1 import worker_pb2 as pb
+
+
+def pushed_fill(shape: ModelShape, parts: Iterator[pb.AssignRequest]) -> Fill:
+    """A fill function that takes the next expert's parts from the coordinator's stream.
+
+    The coordinator pushes experts in the order in which `needed` named them, each in consecutive parts.
+    """
+
+    def fill(layer: int, expert: int, targets: Sequence[np.ndarray]) -> None:
+        spec = shape.layer(layer)
+        received = bytearray(spec.expert_bytes)
+        done = 0
+        while done < spec.expert_bytes:
+            part = _next_part(parts)
+            if (part.layer, part.expert, part.offset) != (layer, expert, done):
+                raise WireError(
+                    f"part of expert {part.expert} in layer {part.layer} at {part.offset} came where expert {expert} "
+                    f"in layer {layer} at {done} was due"
+                )
+            if not 0 < len(part.data) <= min(PART_BYTES, spec.expert_bytes - done):
+                raise WireError(f"a part of {len(part.data)} bytes at {done} of {spec.expert_bytes}")
+            received[done : done + len(part.data)] = part.data
+            done += len(part.data)
+        unpack(spec, received, targets)
+
+    return fill
+
+
+def unpack(spec: LayerSpec, data: bytearray, targets: Sequence[np.ndarray]) -> None:
+    """Spread one expert's bytes, as they are on disk, over the views of a slot."""
+    offset = 0
+    components = [c for matrix in spec.matrices for c in matrix.components]
+    for component, target in zip(components, targets, strict=True):
+        bits = np.frombuffer(data, DISK_DTYPES[component.dtype][0], count=int(np.prod(component.shape)), offset=offset)
+        bits = bits.reshape(component.shape)
+        if target.nbytes == component.nbytes:
+            np.copyto(target, bits.view(target.dtype))
+        else:
+            widen(bits, component.dtype, target)
+        offset += component.nbytes
+
+
+def _next_part(parts: Iterator[pb.AssignRequest]) -> pb.ExpertPart:
+    message = next(parts, None)
+    if message is None or message.WhichOneof("kind") != "part":
+        raise WireError("the stream of experts ended before all that were needed had come")
+    return message.part
+
+
+class Progress:
+    """Counts of an install; `message` makes the AssignProgress to send."""
+
+    def __init__(self, experts_total: int, bytes_total: int) -> None:
+        self.experts_total, self.bytes_total = experts_total, bytes_total
+        self.experts_done = self.bytes_done = 0
+
+    def add(self, expert_bytes: int) -> None:
+        self.experts_done += 1
+        self.bytes_done += expert_bytes
+
+    def message(self, *, installed: bool = False, needed: Sequence[pb.LayerExperts] = ()) -> pb.AssignProgress:
+        return pb.AssignProgress(
+            needed=needed,
+            experts_done=self.experts_done,
+            experts_total=self.experts_total,
+            bytes_done=self.bytes_done,
+            bytes_total=self.bytes_total,
+            installed=installed,
+        )
+
+
