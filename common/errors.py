@@ -18,7 +18,8 @@
     │   ├── CertificateMissing
     │   ├── CertificateExpired
     │   ├── CertificateInvalid
-    │   └── KeyExists               a private key would be overwritten
+    │   ├── KeyExists               a private key would be overwritten
+    │   └── RoleRefused             the role in the certificate may not do this
     ├── ClusterError                talking to a worker, or a worker talking to its coordinator
     │   ├── WorkerUnreachable       refused, no route, name unknown, TLS failed
     │   ├── WorkerTimeout           no answer before the deadline
@@ -73,6 +74,7 @@ __all__ = [
     "QueueFull",
     "RequestError",
     "RequestTooLarge",
+    "RoleRefused",
     "SecurityError",
     "SessionUnknown",
     "StoreError",
@@ -186,6 +188,11 @@ class CertificateInvalid(SecurityError):
 
 class KeyExists(SecurityError):
     pass
+
+
+class RoleRefused(SecurityError):
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
 
 
 class ClusterError(TitanError):
