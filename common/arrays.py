@@ -52,7 +52,7 @@ def raw_bits(array: mx.array) -> np.ndarray:
     if array.dtype in (mx.bfloat16, mx.float16):
         array = array.view(mx.uint16)
     mx.eval(array)
-    return np.asarray(memoryview(array))
+    return np.asarray(memoryview(array))  # type: ignore[arg-type]  # mx.array has the buffer protocol, its stubs do not say so
 
 
 def from_raw_bits(bits: np.ndarray, dtype: mx.Dtype) -> mx.array:

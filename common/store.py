@@ -100,7 +100,7 @@ class ExpertStore:
         fd = self._fds.get(file)
         if fd is None:
             fd = self._open(file)
-        view = memoryview(target).cast("B")
+        view = target.data.cast("B")
         done = 0
         try:
             while done < len(view):

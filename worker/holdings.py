@@ -190,4 +190,3 @@ class Holdings:
 
 def _no_fill(layer: int, expert: int, _targets: Sequence[np.ndarray]) -> None:
     raise WorkerRefused(f"expert {expert} of layer {layer} is not held here", "assign it")
-

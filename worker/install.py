@@ -84,5 +84,3 @@ class Progress:
             bytes_total=self.bytes_total,
             installed=installed,
         )
-
-

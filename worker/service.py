@@ -16,12 +16,9 @@ import grpc
 import mlx.core as mx
 import numpy as np
 
-from titan import __version__
 from titan.common.arrays import COMPUTE_DTYPES, compute_dtype
 from titan.common.errors import (
-    ClusterError,
     EngineFailed,
-    SecurityError,
     TitanError,
     WireError,
     WorkerDraining,
@@ -32,9 +29,10 @@ from titan.common.experts import Fill
 from titan.common.log import get_logger
 from titan.common.platform import process_memory_bytes
 from titan.common.registry.shape import ModelShape
-from titan.common.security.identity import Identity
+from titan.common.security.identity import Identity, Role, require_role
 from titan.common.security.tls import peer_identity
 from titan.common.units import format_bytes
+from titan.common.versions import MLX_VERSION, SOFTWARE_VERSION
 from titan.common.wire.codec import decode_call, encode_result
 from titan.common.wire.messages import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, ExecuteCall, ExecuteResult
 from titan.proto.titan.v1 import worker_pb2 as pb
@@ -98,13 +96,13 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._refuse_when_draining()
         if request.protocol_version != PROTOCOL_VERSION:
             raise WorkerRefused(
-                f"worker {self.name} speaks protocol {PROTOCOL_VERSION} (Titan {__version__}), coordinator "
+                f"worker {self.name} speaks protocol {PROTOCOL_VERSION} (Titan {SOFTWARE_VERSION}), coordinator "
                 f"{coordinator.name} speaks {request.protocol_version} (Titan {request.software_version[:32]})",
                 "install the same version of titan-moe on both",
             )
-        if request.mlx_version != mx.__version__:
+        if request.mlx_version != MLX_VERSION:
             raise WorkerRefused(
-                f"worker {self.name} runs mlx {mx.__version__}, coordinator {coordinator.name} runs mlx "
+                f"worker {self.name} runs mlx {MLX_VERSION}, coordinator {coordinator.name} runs mlx "
                 f"{request.mlx_version[:32]}: their kernels may differ in the last bits",
                 "install the same version of mlx on both",
             )
@@ -115,7 +113,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         log.info("session opened", coordinator=coordinator.name, epoch=session.epoch, peer=context.peer())
         return pb.HelloReply(
             protocol_version=PROTOCOL_VERSION,
-            software_version=__version__,
+            software_version=SOFTWARE_VERSION,
             session=pb.Session(id=session.id, epoch=session.epoch),
             memory_budget_bytes=holdings.budget_bytes,
             has_checkpoint=self._checkpoint is not None,
@@ -274,9 +272,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         def work() -> ExecuteResult:
             started = time.perf_counter()
             result = holdings.execute(call)
-            return ExecuteResult(
-                result.request_id, result.outputs, int((started - queued) * 1e6), result.compute_us
-            )
+            return ExecuteResult(result.request_id, result.outputs, int((started - queued) * 1e6), result.compute_us)
 
         return self._wait(work, call.deadline_s or None)
 
@@ -322,7 +318,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         holdings = self._holdings
         return pb.StatusReply(
             worker_id=self.worker_id,
-            software_version=__version__,
+            software_version=SOFTWARE_VERSION,
             state="draining" if self.draining else "ready",
             memory_budget_bytes=self.budget_bytes,
             expert_bytes=holdings.resident_bytes if holdings else 0,
@@ -359,11 +355,7 @@ class WorkerService(pb_grpc.WorkerServicer):
 
     def _coordinator(self, context: grpc.ServicerContext) -> Identity:
         identity = self._identity(context)
-        if identity.role != "coordinator":
-            raise SecurityError(
-                f"certificate {identity.name!r} has the role {identity.role}, and only a coordinator commands a worker",
-                "issue a certificate with --role coordinator",
-            )
+        require_role(identity, Role.COORDINATOR)
         return identity
 
     def _session(self, named: pb.Session, context: grpc.ServicerContext) -> Session:
@@ -379,4 +371,4 @@ class WorkerService(pb_grpc.WorkerServicer):
             raise WorkerDraining(f"worker {self.name} is shutting down", "wait until it is started again")
 
 
-__all__ = ["ERROR_CODE_KEY", "ClusterError", "WorkerService"]
+__all__ = ["ERROR_CODE_KEY", "WorkerService"]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from titan.coordinator.generation.events import TokenLogprob
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS
@@ -32,7 +31,7 @@ class Step:
 
 
 def decode(
-    model: nn.Module,
+    model: Callable[..., mx.array],
     prompt: Sequence[int],
     cache: list[Any],
     *,

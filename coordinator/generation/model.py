@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.nn as nn
+import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from titan.coordinator.generation.vocabulary import Vocabulary
@@ -37,7 +37,7 @@ class LoadedModel:
             wasted step at the end of an answer.
     """
 
-    model: nn.Module
+    model: Callable[..., mx.array]
     tokenizer: TokenizerWrapper
     context_tokens: int
     name: str

@@ -71,12 +71,18 @@ class Dispatcher:
         workers: in the plan's order of preference.
         hidden_size: D.
         dtype: compute dtype, also that of the wire.
+        exchange: whose inbox the workers' transports fill.
     """
 
     def __init__(
-        self, layers: Mapping[int, ExpertLayer], workers: Sequence[Worker], hidden_size: int, dtype: str
+        self,
+        layers: Mapping[int, ExpertLayer],
+        workers: Sequence[Worker],
+        hidden_size: int,
+        dtype: str,
+        exchange: Exchange | None = None,
     ) -> None:
-        self.exchange = Exchange()
+        self.exchange = exchange or Exchange()
         self.executed = Executed()
         self._layers = layers
         self._workers = workers

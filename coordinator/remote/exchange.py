@@ -53,9 +53,7 @@ class Exchange:
 
     def send(self, worker: str, transport: Transport, call: ExecuteCall, positions: np.ndarray) -> None:
         now = time.monotonic()
-        self._outstanding[call.request_id] = Outstanding(
-            worker, transport, call, positions, now, now + call.deadline_s
-        )
+        self._outstanding[call.request_id] = Outstanding(worker, transport, call, positions, now, now + call.deadline_s)
         transport.send(call)
 
     def collect(self, on_result: Callable[[Outstanding, ExecuteResult], None]) -> list[Failed]:

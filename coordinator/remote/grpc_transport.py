@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
 import grpc
@@ -11,7 +11,7 @@ import grpc
 from titan.common.errors import ClusterError, SessionUnknown, WorkerBadReply, WorkerLost, WorkerRefused
 from titan.common.wire.codec import decode_result, encode_call
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
-from titan.coordinator.remote.transport import Arrival, Inbox
+from titan.coordinator.remote.transport import Arrival, Inbox, Transport
 from titan.proto.titan.v1 import worker_pb2 as pb
 from titan.proto.titan.v1.worker_pb2_grpc import WorkerStub
 
@@ -25,10 +25,20 @@ class GrpcTransport:
         worker: name, for errors.
         dtype: of activations on the wire.
         inbox: where replies go.
+        on_end: told, on the reader's thread, when the stream has ended.
     """
 
-    def __init__(self, stub: WorkerStub, session: pb.Session, worker: str, dtype: str, inbox: Inbox) -> None:
+    def __init__(
+        self,
+        stub: WorkerStub,
+        session: pb.Session,
+        worker: str,
+        dtype: str,
+        inbox: Inbox,
+        on_end: Callable[[Transport, ClusterError], None],
+    ) -> None:
         self.worker = worker
+        self._on_end = on_end
         self._session = session
         self._dtype = dtype
         self._inbox = inbox
@@ -67,6 +77,7 @@ class GrpcTransport:
             end = WorkerBadReply(f"worker {self.worker} sent a message that cannot be read ({error})")
         self._outgoing.put(None)
         self._inbox.put(Arrival(self, None, end))
+        self._on_end(self, end)
 
 
 def _typed(stream: object) -> Iterator[pb.ExecuteReply]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
-from titan.common.errors import ClusterError
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
 
 
@@ -41,6 +40,3 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """End the transport; nothing arrives from it afterwards that anyone waits for."""
-
-
-__all__ = ["Arrival", "ClusterError", "Inbox", "Transport"]

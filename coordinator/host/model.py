@@ -1,0 +1,113 @@
+"""Load mlx-lm's model with Titan's hook in every MoE layer; the stacked expert tensors are never read.
+
+Runs on the engine's thread. Knows the plan's slots for node 0; not who else holds what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor as Pool
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+
+from titan.common.errors import CheckpointContradiction
+from titan.common.experts import ExpertLayer
+from titan.common.registry import Checkpoint
+from titan.common.slots.buffers import LayerBuffers
+from titan.common.slots.policy import POLICIES
+from titan.common.store import ExpertStore
+from titan.coordinator.moe.hook import Executor, Faults, TitanSwitchGLU
+from titan.placement import Plan
+
+
+class HostModel:
+    """mlx-lm's model as the generation engine calls it; failures inside the hook come out after the forward pass.
+
+    Args:
+        module: mlx-lm's model with hooks in place.
+        faults: where the hooks record what went wrong.
+    """
+
+    def __init__(self, module: nn.Module, faults: Faults) -> None:
+        self.module = module
+        self._faults = faults
+
+    def __call__(self, tokens: mx.array, cache: list[Any] | None = None) -> mx.array:
+        """tokens: [B, n] -> logits: [B, n, vocabulary].
+
+        Raises:
+            TitanError: an expert could not be executed anywhere. The KV cache then has the same length in every
+                layer, but its contents are worthless: drop it.
+        """
+        logits = self.module(tokens, cache=cache)
+        error = self._faults.take()
+        if error is not None:
+            raise error
+        return logits
+
+
+def build_local_layers(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    store: ExpertStore,
+    dtype: str,
+    *,
+    policy: str = "lru",
+    readers: Pool | None = None,
+    on_layer: Callable[[int, int], None] = lambda _done, _total: None,
+) -> dict[int, ExpertLayer]:
+    """Node 0's slot tables with its pinned experts read in, by the model's layer number."""
+    layers: dict[int, ExpertLayer] = {}
+    pinned = plan.held_by(0)
+    for position, spec in enumerate(checkpoint.shape.layers):
+        buffers = LayerBuffers(spec, plan.slots[0][position], dtype)
+        layer = ExpertLayer(buffers, store.read_expert, POLICIES[policy](), readers)
+        if plan.is_whole(position):
+            layer.pin_all(checkpoint.shape.num_experts)
+        else:
+            layer.pin(pinned[position])
+        layers[spec.index] = layer
+        on_layer(position + 1, len(checkpoint.shape.layers))
+    return layers
+
+
+def load_host_model(
+    checkpoint: Checkpoint,
+    layers: Mapping[int, ExpertLayer],
+    executor: Executor,
+    dtype: str,
+) -> HostModel:
+    """mlx-lm's model of the checkpoint, everything but the experts in memory.
+
+    Raises:
+        CheckpointContradiction: mlx-lm cannot load what the registry accepted.
+    """
+    try:
+        module, _ = load_model(checkpoint.path, lazy=True, model_config=dict(checkpoint.config_defaults))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointContradiction(
+            f"mlx-lm cannot load {checkpoint.path} ({type(error).__name__}: {error})", "convert it again with mlx-lm"
+        ) from error
+    faults = Faults()
+    for spec in checkpoint.shape.layers:
+        parent_path, _, name = spec.module_path.rpartition(".")
+        parent = _descend(module, parent_path)
+        setattr(parent, name, TitanSwitchGLU(spec.index, layers[spec.index], executor, faults))
+    if dtype == "float32":
+        module.set_dtype(mx.float32)
+    for _, array in tree_flatten(module.parameters()):
+        mx.eval(array)  # one by one: the tensor as it is on disk and its conversion exist for one at a time
+    mx.clear_cache()
+    return HostModel(module, faults)
+
+
+def _descend(module: nn.Module, path: str) -> Any:
+    """The submodule at a dotted path, e.g. `model.layers.3.mlp`."""
+    found: Any = module
+    for part in path.split("."):
+        found = found[int(part)] if part.isdecimal() else found[part]
+    return found

@@ -1,0 +1,266 @@
+"""Opening one session with one worker: Hello over the first address that answers, Assign with progress, Probe.
+
+Every wait has a deadline. Knows the steps, not when to take them again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from queue import Empty, Queue
+from threading import Thread
+
+import grpc
+
+from titan.common.config.hosts import Timeouts, Worker
+from titan.common.errors import (
+    SecurityError,
+    TitanError,
+    WorkerBadReply,
+    WorkerLost,
+    WorkerRefused,
+    WorkerTimeout,
+    WorkerUnreachable,
+)
+from titan.common.registry.shape import ModelShape
+from titan.common.security.credentials import Credentials
+from titan.common.security.tls import channel_options, explain_tls_failure, grpc_channel_credentials
+from titan.common.store import ExpertStore
+from titan.common.units import format_seconds
+from titan.common.versions import MLX_VERSION, SOFTWARE_VERSION
+from titan.common.wire.messages import MAX_MESSAGE_BYTES, PART_BYTES, PROTOCOL_VERSION
+from titan.proto.titan.v1 import worker_pb2 as pb
+from titan.proto.titan.v1.worker_pb2_grpc import WorkerStub
+
+Residency = Mapping[int, Sequence[int]]  # layer -> experts
+
+CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_retries", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an install is."""
+
+    experts_done: int
+    experts_total: int
+    bytes_done: int
+    bytes_total: int
+
+
+class Connection:
+    """A channel to a worker with an open session. `close` ends it."""
+
+    def __init__(self, worker: Worker, address: str, channel: grpc.Channel, hello: pb.HelloReply) -> None:
+        self.worker = worker
+        self.address = address
+        self.channel = channel
+        self.hello = hello
+        self.stub = WorkerStub(channel)
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+def greet(
+    worker: Worker,
+    credentials: Credentials,
+    timeouts: Timeouts,
+    shape: ModelShape,
+    dtype: str,
+    instance_id: str,
+) -> Connection:
+    """Say Hello to a worker, at its addresses in turn.
+
+    Raises:
+        WorkerUnreachable: no address answered; the sentence says why for each.
+        WorkerRefused, SecurityError: an address answered and one side refused.
+    """
+    request = pb.HelloRequest(
+        protocol_version=PROTOCOL_VERSION,
+        software_version=SOFTWARE_VERSION,
+        mlx_version=MLX_VERSION,
+        instance_id=instance_id,
+        model_shape=shape.to_json(),
+        compute_dtype=dtype,
+    )
+    reasons = []
+    for address in worker.addresses:
+        channel = grpc.secure_channel(
+            address, grpc_channel_credentials(credentials), [*CHANNEL_OPTIONS, *channel_options(worker.name)]
+        )
+        try:
+            reply = WorkerStub(channel).Hello(request, timeout=timeouts.connect + timeouts.hello)
+            _check_hello(worker, reply)
+        except grpc.RpcError as error:
+            channel.close()
+            refusal = from_rpc_error(error, worker.name, "Hello")
+            if isinstance(refusal, (WorkerRefused, SecurityError)):
+                raise refusal from error
+            reasons.append(_why_not(address, error))
+        except BaseException:
+            channel.close()
+            raise
+        else:
+            return Connection(worker, address, channel, reply)
+    raise WorkerUnreachable(
+        f"worker {worker.name} cannot be reached: {'; '.join(reasons)}",
+        "start titan-worker there and check with `titan hosts check`",
+    )
+
+
+def _why_not(address: str, error: grpc.RpcError) -> str:
+    """Why an address did not answer Hello, in a few words."""
+    detail = (error.details() or "") if isinstance(error, grpc.Call) else str(error)
+    if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"{address} did not answer in time"
+    if "refused" in detail:
+        return f"nothing listens on {address} (connection refused)"
+    if "unreachable" in detail or "No route" in detail:
+        return f"no route to {address}"
+    if "resol" in detail.lower() or "DNS" in detail:
+        return f"the name in {address} is not known"
+    return explain_tls_failure(address, detail).cause
+
+
+def _check_hello(worker: Worker, reply: pb.HelloReply) -> None:
+    if reply.protocol_version != PROTOCOL_VERSION:
+        raise WorkerRefused(
+            f"worker {worker.name} speaks protocol {reply.protocol_version} (Titan {reply.software_version[:32]}), "
+            f"this coordinator speaks {PROTOCOL_VERSION} (Titan {SOFTWARE_VERSION})",
+            "install the same version of titan-moe on both",
+        )
+    if not reply.session.id or len(reply.session.id) > 64 or not 0 < len(reply.worker_id) <= 64:
+        raise WorkerBadReply(f"worker {worker.name} answered Hello without a session")
+
+
+def install(
+    connection: Connection,
+    residency: Residency,
+    store: ExpertStore,
+    idle_timeout_s: float,
+    on_progress: Callable[[Progress], None],
+    stopped: Callable[[], bool],
+) -> None:
+    """Have a worker hold exactly `residency`; pushes the experts that it asks for.
+
+    Raises:
+        WorkerTimeout: no progress for `idle_timeout_s`.
+        WorkerLost, WorkerRefused, MemoryBudgetError: as the worker says.
+    """
+    name = connection.worker.name
+    needed: Queue[list[tuple[int, int]] | None] = Queue(1)
+    stream = connection.stub.Assign(_assign_messages(connection, residency, store, needed))
+    messages: Queue[pb.AssignProgress | grpc.RpcError | None] = Queue()
+    reader = Thread(target=_drain_stream, args=(stream, messages), name=f"titan-assign-{name}", daemon=True)
+    reader.start()
+    installed = first = False
+    waited_since = time.monotonic()
+    try:
+        while True:
+            try:
+                message = messages.get(timeout=0.25)
+            except Empty:
+                if stopped():
+                    raise WorkerLost(f"installing on worker {name} was interrupted") from None
+                if time.monotonic() - waited_since > idle_timeout_s:
+                    raise WorkerTimeout(
+                        f"worker {name} made no progress installing experts for {format_seconds(idle_timeout_s)}",
+                        "look at its log; raise timeouts.assign_idle when its disk is that slow",
+                    ) from None
+                continue
+            waited_since = time.monotonic()
+            if isinstance(message, grpc.RpcError):
+                raise from_rpc_error(message, name, "Assign")
+            if message is None:
+                break
+            if not first:
+                first = True
+                needed.put([(entry.layer, e) for entry in message.needed for e in entry.experts])
+            on_progress(Progress(message.experts_done, message.experts_total, message.bytes_done, message.bytes_total))
+            installed = installed or message.installed
+        if not installed:
+            raise WorkerBadReply(f"worker {name} ended Assign before everything was installed")
+    finally:
+        stream.cancel()
+        if needed.empty():
+            needed.put(None)
+        reader.join(timeout=5)
+
+
+def _assign_messages(
+    connection: Connection,
+    residency: Residency,
+    store: ExpertStore,
+    needed: Queue[list[tuple[int, int]] | None],
+) -> Iterator[pb.AssignRequest]:
+    yield pb.AssignRequest(
+        assignment=pb.Assignment(
+            session=connection.hello.session,
+            residency=[pb.LayerExperts(layer=layer, experts=experts) for layer, experts in residency.items()],
+        )
+    )
+    asked = {(layer, e) for layer, experts in residency.items() for e in experts}
+    for layer, expert in needed.get() or ():
+        if (layer, expert) not in asked:
+            return  # not ours to give; the worker's Assign then fails by itself
+        data = store.read_bytes(layer, expert)
+        for offset in range(0, len(data), PART_BYTES):
+            part = pb.ExpertPart(
+                layer=layer, expert=expert, offset=offset, data=bytes(data[offset : offset + PART_BYTES])
+            )
+            yield pb.AssignRequest(part=part)
+
+
+def _drain_stream(stream: Iterator[pb.AssignProgress], messages: Queue) -> None:
+    try:
+        for message in stream:
+            messages.put(message)
+    except grpc.RpcError as error:
+        messages.put(error)
+    else:
+        messages.put(None)
+
+
+def probe_pair_s(connection: Connection, layer: int, top_k: int, timeout_s: float) -> float:
+    """Measured seconds a (row, expert) pair on this worker: median of five calls of one row."""
+    request = pb.ProbeRequest(session=connection.hello.session, layer=layer, rows=1, pairs_a_row=top_k, repeats=5)
+    try:
+        reply = connection.stub.Probe(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, connection.worker.name, "Probe") from error
+    times = sorted(reply.compute_us)
+    if not times:
+        raise WorkerBadReply(f"worker {connection.worker.name} answered Probe without figures")
+    return times[len(times) // 2] / 1e6 / top_k
+
+
+def from_rpc_error(error: grpc.RpcError, worker: str, call: str) -> TitanError:
+    """The named error behind a gRPC failure; the worker's own sentence where it sent one."""
+    if not isinstance(error, grpc.Call):
+        return WorkerLost(f"{call} to worker {worker} failed ({error})")
+    code, detail = error.code(), (error.details() or "")[:1000]
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return WorkerTimeout(f"worker {worker} did not answer {call} in time", "see whether it hangs or is overloaded")
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return SecurityError(f"worker {worker} refused {call}: {detail}")
+    if code in (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    ):
+        return WorkerRefused(f"worker {worker} refused {call}: {detail}")
+    name = code.name.lower() if code is not None else "unknown"
+    return WorkerLost(f"{call} to worker {worker} failed ({name}: {detail})")
+
+
+__all__ = ["Connection", "Progress", "Residency", "from_rpc_error", "greet", "install", "probe_pair_s"]

@@ -1,0 +1,232 @@
+"""One worker over time: a keeper thread connects, installs, watches, and takes the worker back after a failure.
+
+A failure on the data path ends the session at once; the keeper tries again with growing, jittered pauses, each time as
+a new session whose slot table the worker states anew. Knows nothing of layers under way: dispatch holds those.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from titan.common.config.hosts import Timeouts, Worker
+from titan.common.errors import ClusterError, TitanError
+from titan.common.log import get_logger
+from titan.common.registry.shape import ModelShape
+from titan.common.security.credentials import Credentials
+from titan.common.store import ExpertStore
+from titan.common.units import format_bytes, format_seconds
+from titan.coordinator.moe.dispatch import ReadyWorker
+from titan.coordinator.remote.connect import Connection, Progress, greet, install, probe_pair_s
+from titan.coordinator.remote.grpc_transport import GrpcTransport
+from titan.coordinator.remote.transport import Inbox, Transport
+from titan.proto.titan.v1 import worker_pb2 as pb
+
+log = get_logger("coordinator.workers")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """A worker as people see it: state is "connecting", "greeted", "installing", "ready", "away" or "closed"."""
+
+    name: str
+    state: str
+    reason: str = ""
+    address: str = ""
+    epoch: int = 0
+    progress: Progress | None = None
+
+
+class WorkerLink:
+    """Keeps one worker in use as far as it can be.
+
+    Args:
+        worker: name and addresses from hosts.yaml.
+        store: where the experts it has to be given are read.
+        inbox: where its replies go.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        credentials: Credentials,
+        timeouts: Timeouts,
+        shape: ModelShape,
+        dtype: str,
+        instance_id: str,
+        store: ExpertStore,
+        inbox: Inbox,
+    ) -> None:
+        self.name = worker.name
+        self.ready: ReadyWorker | None = None
+        self.memory_budget_bytes: int | None = None
+        self.times_set_aside = 0
+        self._worker, self._credentials, self._timeouts = worker, credentials, timeouts
+        self._shape, self._dtype, self._instance_id = shape, dtype, instance_id
+        self._store, self._inbox = store, inbox
+        self._residency: Mapping[int, tuple[int, ...]] | None = None
+        self._status = LinkStatus(worker.name, "connecting")
+        self._changed = threading.Condition()
+        self._stop = False
+        self._lost: ClusterError | None = None
+        self._thread = threading.Thread(target=self._keep, name=f"titan-keeper-{worker.name}", daemon=True)
+
+    # for the coordinator --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def status(self) -> LinkStatus:
+        return self._status
+
+    def assign(self, residency: Mapping[int, tuple[int, ...]]) -> None:
+        """What the worker is to hold from now on; installed as soon as it is connected."""
+        with self._changed:
+            self._residency = {layer: tuple(experts) for layer, experts in residency.items() if experts}
+            self._changed.notify_all()
+
+    def wait(self, states: tuple[str, ...], deadline: float) -> bool:
+        """Wait until the state is one of `states` or `deadline` (time.monotonic) has come."""
+        with self._changed:
+            while self._status.state not in states:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+            return True
+
+    def set_aside(self, transport: Transport, error: ClusterError) -> None:
+        """The session behind `transport` failed: stop using it. Called by dispatch, returns at once."""
+        with self._changed:
+            if self.ready is None or self.ready.transport is not transport:
+                return
+            self.ready = None
+            self.times_set_aside += 1
+            self._lost = error
+            self._changed.notify_all()
+        log.warning(f"worker set aside: {error}", worker=self.name)
+
+    def close(self, timeout_s: float) -> None:
+        """End the session (the worker keeps its experts) and the keeper."""
+        with self._changed:
+            self._stop = True
+            self.ready = None
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    # the keeper -----------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        pause_s = self._timeouts.readmit
+        while not self._stop:
+            began = time.monotonic()
+            try:
+                self._serve_once()
+            except TitanError as error:
+                self._set_status("away", reason=str(error))
+                if not self._stop:
+                    log.warning(str(error), worker=self.name, next_try=format_seconds(pause_s))
+            if self._stop:
+                break
+            if time.monotonic() - began > 10 * self._timeouts.readmit_max:
+                pause_s = self._timeouts.readmit  # it had been well for long
+            with self._changed:
+                self._changed.wait_for(lambda: self._stop, pause_s * random.uniform(0.75, 1.25))
+            pause_s = min(2 * pause_s, self._timeouts.readmit_max)
+        self._set_status("closed")
+
+    def _serve_once(self) -> None:
+        """Connect, install, serve until the session is lost. Returns or raises a TitanError."""
+        self._set_status("connecting")
+        connection = greet(self._worker, self._credentials, self._timeouts, self._shape, self._dtype, self._instance_id)
+        transport: GrpcTransport | None = None
+        try:
+            self.memory_budget_bytes = self._offered_bytes(connection)
+            self._set_status("greeted", address=connection.address, epoch=connection.hello.session.epoch)
+            with self._changed:
+                self._changed.wait_for(lambda: self._stop or self._residency is not None)
+                residency = self._residency
+            if self._stop or residency is None:
+                return
+            started = time.monotonic()
+            self._set_status("installing", address=connection.address, epoch=connection.hello.session.epoch)
+            install(
+                connection,
+                residency,
+                self._store,
+                self._timeouts.assign_idle,
+                self._set_progress,
+                lambda: self._stop,
+            )
+            if not residency:
+                self._set_status("ready", reason="the plan gives it nothing", address=connection.address)
+                self._wait_until_lost()
+                return
+            pair_s = probe_pair_s(connection, next(iter(residency)), self._shape.top_k, self._timeouts.probe)
+            transport = GrpcTransport(
+                connection.stub, connection.hello.session, self.name, self._dtype, self._inbox, self._stream_ended
+            )
+            held = {layer: frozenset(experts) for layer, experts in residency.items()}
+            with self._changed:
+                self._lost = None
+                self.ready = ReadyWorker(transport, held, self._timeouts.execute, pair_s)
+            self._set_status("ready", address=connection.address, epoch=connection.hello.session.epoch)
+            progress = self._status.progress
+            log.info(
+                "worker ready",
+                worker=self.name,
+                address=connection.address,
+                epoch=connection.hello.session.epoch,
+                experts=sum(len(e) for e in residency.values()),
+                received=format_bytes(progress.bytes_total if progress else 0),
+                took=format_seconds(time.monotonic() - started),
+                pair_us=round(pair_s * 1e6, 1),
+            )
+            self._wait_until_lost()
+        finally:
+            self.ready = None
+            if self._stop:
+                self._say_goodbye(connection)
+            if transport is not None:
+                transport.close()
+            connection.close()
+
+    def _offered_bytes(self, connection: Connection) -> int:
+        offered = connection.hello.memory_budget_bytes
+        return offered if self._worker.memory is None else min(offered, self._worker.memory)
+
+    def _stream_ended(self, transport: Transport, error: ClusterError) -> None:
+        self.set_aside(transport, error)
+
+    def _wait_until_lost(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop or self._lost is not None)
+            error, self._lost = self._lost, None
+        if error is not None:
+            raise error
+
+    def _say_goodbye(self, connection: Connection) -> None:
+        try:
+            connection.stub.Drain(pb.DrainRequest(session=connection.hello.session), timeout=self._timeouts.probe)
+        except grpc.RpcError as error:
+            log.info("worker did not answer goodbye", worker=self.name, error=str(error)[:200])
+
+    def _set_progress(self, progress: Progress) -> None:
+        status = self._status
+        self._put(LinkStatus(status.name, status.state, status.reason, status.address, status.epoch, progress))
+
+    def _set_status(self, state: str, reason: str = "", address: str = "", epoch: int = 0) -> None:
+        progress = self._status.progress if state in ("installing", "ready") else None
+        self._put(LinkStatus(self.name, state, reason, address, epoch, progress))
+
+    def _put(self, status: LinkStatus) -> None:
+        with self._changed:
+            self._status = status
+            self._changed.notify_all()

@@ -1,0 +1,5 @@
+"""`python -m titan.worker` is `titan-worker`."""
+
+from titan.worker.main import main
+
+main()
