@@ -207,6 +207,8 @@ def _hosts(hosts: tuple[str, ...] | list[str]) -> tuple[str, ...]:
     if len(hosts) > MAX_HOSTS:
         raise ConfigError(f"{len(hosts)} hosts are too many for one certificate", f"Give at most {MAX_HOSTS}")
     listed = [normalise_host(host.partition("%")[0].removeprefix("[").removesuffix("]")) for host in hosts]
+    if any(host in ("0.0.0.0", "::") for host in listed):
+        raise ConfigError("nobody connects to 0.0.0.0 or ::", "Give the names and addresses others use with --host")
     if any(host in LOOPBACK_HOSTS for host in listed):
         listed += LOOPBACK_HOSTS
     return tuple(dict.fromkeys(listed))

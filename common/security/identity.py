@@ -53,7 +53,7 @@ class Identity:
         return f"titan://cluster/{self.cluster}/{self.role}/{self.name}"
 
     def __str__(self) -> str:
-        return f"{self.role} {self.name}"
+        return self.name if self.name == self.role else f"{self.role} {self.name}"
 
 
 def tls_name(name: str, role: Role) -> str:
