@@ -35,7 +35,9 @@
     │   ├── UnknownModel
     │   ├── ContextTooLong
     │   ├── RequestTooLarge
+    │   ├── RequestTimeout          the body did not arrive in time
     │   ├── Unauthorized
+    │   ├── Forbidden               a Host or Origin that may not talk to this address
     │   └── QueueFull
     └── EngineError                 the generation engine
         ├── EngineNotReady
@@ -65,6 +67,7 @@ __all__ = [
     "EngineError",
     "EngineFailed",
     "EngineNotReady",
+    "Forbidden",
     "InvalidRequest",
     "KeyExists",
     "MemoryBudgetError",
@@ -73,6 +76,7 @@ __all__ = [
     "PlanViolation",
     "QueueFull",
     "RequestError",
+    "RequestTimeout",
     "RequestTooLarge",
     "RoleRefused",
     "SecurityError",
@@ -263,8 +267,16 @@ class RequestTooLarge(RequestError):
     http_status = 413
 
 
+class RequestTimeout(RequestError):
+    http_status = 408
+
+
 class Unauthorized(RequestError):
     http_status = 401
+
+
+class Forbidden(RequestError):
+    http_status = 403
 
 
 class QueueFull(RequestError):
