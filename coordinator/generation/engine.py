@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 import traceback
@@ -21,6 +20,7 @@ from typing import Literal
 import mlx.core as mx
 
 from titan.common.errors import ContextTooLong, EngineFailed, EngineNotReady, QueueFull, TitanError
+from titan.common.log import get_logger
 from titan.coordinator.generation.decode import decode
 from titan.coordinator.generation.events import Finished, Timings, Usage
 from titan.coordinator.generation.handle import Handle, Job
@@ -37,7 +37,7 @@ _RETRY_AFTER_BOUNDS_S = (1.0, 60.0)
 
 EngineState = Literal["loading", "ready", "failed", "stopping"]
 
-logger = logging.getLogger(__name__)
+log = get_logger("coordinator.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class Engine:
             loaded = self._load()
             served = ServedModel(loaded.name, loaded.context_tokens, loaded.tokenizer, Vocabulary(loaded.tokenizer))
         except Exception as error:
-            logger.exception("the model could not be loaded")
+            log.error("the model could not be loaded", exc_info=True)
             traceback.clear_frames(error.__traceback__)
             reason = str(error) if isinstance(error, TitanError) else f"{type(error).__name__}: {error}"
             with self._changed:
@@ -239,7 +239,7 @@ class Engine:
         try:
             finished = _generate(loaded, job, started_s)
         except Exception as error:
-            logger.exception("request %s failed", job.request.request_id)
+            log.error("a request failed", exc_info=True, request=job.request.request_id)
             traceback.clear_frames(error.__traceback__)  # they hold the request's KV cache
             cause = error.cause if isinstance(error, TitanError) else f"{type(error).__name__} in the model"
             outcome = EngineFailed(
