@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from titan.common.errors import CheckpointMissing
 from titan.common.registry.families import absent_keys, family_of, read_dimensions
 from titan.common.registry.fingerprint import fingerprint
 from titan.common.registry.headers import TensorInfo
@@ -91,6 +92,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         CheckpointMissing, CheckpointTruncated, CheckpointContradiction, CheckpointChanged, UnsupportedFamily
     """
     directory = locate(path)
+    if not (directory / "config.json").exists():
+        raise CheckpointMissing(f"{directory} holds no config.json", "Give the folder of a model")
     config = read_json_object(directory / "config.json")
     family = family_of(config)
     defaults = absent_keys(family, config)

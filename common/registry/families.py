@@ -168,10 +168,10 @@ def _qwen3_moe_layer(config: Config, layer: int) -> bool:
     dense = config["mlp_only_layers"]
     step = config["decoder_sparse_step"]
     if not isinstance(dense, list) or not all(type(item) is int for item in dense):
-        raise CheckpointContradiction("config.json: mlp_only_layers is not a list of layer numbers", "correct it")
+        raise CheckpointContradiction("config.json: mlp_only_layers is not a list of layer numbers", "Correct it")
     if type(step) is not int or not 1 <= step <= MAX_LAYERS:
         raise CheckpointContradiction(
-            f"config.json: decoder_sparse_step is {str(step)[:40]!r}, not a number in 1..{MAX_LAYERS}", "correct it"
+            f"config.json: decoder_sparse_step is {str(step)[:40]!r}, not a number in 1..{MAX_LAYERS}", "Correct it"
         )
     return layer not in dense and (layer + 1) % step == 0
 
@@ -254,7 +254,7 @@ def absent_keys(family: Family, config: Config) -> dict[str, object]:
         absent["rope_theta"] = nested
     elif nested is not None and config["rope_theta"] != nested:
         raise CheckpointContradiction(
-            "config.json: rope_theta and rope_parameters.rope_theta differ", "keep the model's original value"
+            "config.json: rope_theta and rope_parameters.rope_theta differ", "Keep the model's original value"
         )
     return absent
 
@@ -269,12 +269,12 @@ def read_dimensions(family: Family, config: Config) -> Dimensions:
     for key in family.required_keys:
         if config.get(key) is None:
             raise CheckpointMissing(
-                f"config.json has no {key}, which {family.model_type} needs", "take the model's original config.json"
+                f"config.json has no {key}, which {family.model_type} needs", "Take the model's original config.json"
             )
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise CheckpointContradiction(
             f"config.json: hidden_act is {str(config['hidden_act'])[:40]!r}, but {family.model_type} computes silu",
-            "this is another architecture under a known name",
+            "This is another architecture under a known name",
         )
     layers = _number(config, "num_hidden_layers", MAX_LAYERS)
     experts = _number(config, "num_experts", MAX_EXPERTS)
@@ -284,7 +284,7 @@ def read_dimensions(family: Family, config: Config) -> Dimensions:
     head = hidden // heads if config.get("head_dim") is None else _number(config, "head_dim", MAX_WIDTH)
     moe_layers = tuple(layer for layer in range(layers) if family.is_moe(config, layer))
     if not moe_layers:
-        raise CheckpointContradiction("config.json leaves no layer with experts", "a dense model needs no Titan")
+        raise CheckpointContradiction("config.json leaves no layer with experts", "A dense model needs no Titan")
     return Dimensions(
         num_layers=layers,
         num_experts=experts,
@@ -313,7 +313,7 @@ def _number(config: Config, key: str, high: int) -> int:
     if type(value) is not int or not 1 <= value <= high:
         raise CheckpointContradiction(
             f"config.json: {key} is {str(value)[:40]!r}, not a whole number in 1..{high}",
-            "take the model's original config.json",
+            "Take the model's original config.json",
         )
     return value
 
@@ -322,6 +322,6 @@ def _flag(config: Config, key: str) -> bool:
     value = config.get(key)
     if type(value) is not bool:
         raise CheckpointContradiction(
-            f"config.json: {key} is {str(value)[:40]!r}, not true or false", "take the model's original config.json"
+            f"config.json: {key} is {str(value)[:40]!r}, not true or false", "Take the model's original config.json"
         )
     return value

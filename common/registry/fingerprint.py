@@ -72,7 +72,7 @@ def _samples(tensors: list[TensorInfo], identities: Mapping[Path, Identity]) -> 
             try:
                 if identity_of(os.fstat(descriptor)) != identities[path]:
                     raise CheckpointChanged(
-                        f"{path} was replaced while it was opened", "try again when nothing writes there"
+                        f"{path} was replaced while it was opened", "Try again when nothing writes there"
                     )
                 for tensor in here:
                     samples[tensor.name] = _sample(descriptor, tensor, windows)
@@ -80,7 +80,7 @@ def _samples(tensors: list[TensorInfo], identities: Mapping[Path, Identity]) -> 
                 os.close(descriptor)
         except OSError as error:
             raise CheckpointTruncated(
-                f"{path} cannot be read ({error.strerror})", "check the disk, then copy the file again"
+                f"{path} cannot be read ({error.strerror})", "Check the disk, then copy the file again"
             ) from error
     return samples
 

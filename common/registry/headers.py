@@ -12,6 +12,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from titan.common.errors import CheckpointContradiction, CheckpointMissing, CheckpointTruncated
 
@@ -73,16 +74,16 @@ def read_header(path: Path) -> ShardHeader:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise CheckpointMissing(
-            f"{path} cannot be opened ({error.strerror})", "download or copy the file again"
+            f"{path} cannot be opened ({error.strerror})", "Download or copy the file again"
         ) from error
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise CheckpointMissing(f"{path} is not a regular file", "put the model's safetensors file there")
+            raise CheckpointMissing(f"{path} is not a regular file", "Put the model's safetensors file there")
         text = _header_text(path, descriptor, status.st_size)
     except OSError as error:
         raise CheckpointTruncated(
-            f"{path} cannot be read ({error.strerror})", "check the disk, then copy the file again"
+            f"{path} cannot be read ({error.strerror})", "Check the disk, then copy the file again"
         ) from error
     finally:
         os.close(descriptor)
@@ -95,11 +96,11 @@ def _header_text(path: Path, descriptor: int, file_bytes: int) -> bytes:
     if not 2 <= length <= min(MAX_HEADER_BYTES, file_bytes - 8):
         raise CheckpointTruncated(
             f"{path} has {file_bytes} bytes and announces a header of {length}: it is truncated or not safetensors",
-            "download or copy the file again",
+            "Download or copy the file again",
         )
     text = _read(descriptor, length, 8)
     if len(text) < length:
-        raise CheckpointTruncated(f"{path} became shorter while it was read", "copy the file again")
+        raise CheckpointTruncated(f"{path} became shorter while it was read", "Copy the file again")
     return text
 
 
@@ -114,7 +115,7 @@ def _read(descriptor: int, nbytes: int, offset: int) -> bytes:
 
 def _tensors(path: Path, text: bytes, data_start: int, file_bytes: int) -> dict[str, TensorInfo]:
     def broken(what: str) -> CheckpointTruncated:
-        return CheckpointTruncated(f"the header of {path} cannot be read: {what}", "download or copy the file again")
+        return CheckpointTruncated(f"the header of {path} cannot be read: {what}", "Download or copy the file again")
 
     # Bounds what json may allocate before it is asked to.
     if text.count(b"{") > MAX_TENSORS + 2 or text.count(b"[") > 2 * MAX_TENSORS or text.count(b",") > 16 * MAX_TENSORS:
@@ -131,7 +132,7 @@ def _tensors(path: Path, text: bytes, data_start: int, file_bytes: int) -> dict[
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
         if tensor.offset < end and tensor.nbytes:
             raise CheckpointContradiction(
-                f"in {path} the tensors {previous} and {tensor.name} overlap", "download or write the file again"
+                f"in {path} the tensors {previous} and {tensor.name} overlap", "Download or write the file again"
             )
         end, previous = max(end, tensor.offset + tensor.nbytes), tensor.name
     return tensors
@@ -146,11 +147,11 @@ def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _tensor(path: Path, name: str, entry: object, data_start: int, file_bytes: int) -> TensorInfo:
     if len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
-        raise CheckpointTruncated(f"the header of {path} has a tensor name that is not one", "download the file again")
+        raise CheckpointTruncated(f"the header of {path} has a tensor name that is not one", "Download the file again")
 
     def wrong(what: str) -> CheckpointContradiction:
         return CheckpointContradiction(
-            f"the header of {path} contradicts itself: {name} {what}", "download or write the file again"
+            f"the header of {path} contradicts itself: {name} {what}", "Download or write the file again"
         )
 
     if not isinstance(entry, dict):
@@ -167,12 +168,12 @@ def _tensor(path: Path, name: str, entry: object, data_start: int, file_bytes: i
     if data_start + end > file_bytes:
         raise CheckpointTruncated(
             f"{path} ends at byte {file_bytes}, before its tensor {name}, which ends at {data_start + end}",
-            "the download or copy is incomplete: repeat it",
+            "The download or copy is incomplete: repeat it",
         )
     return TensorInfo(name, dtype, tuple(shape), path, data_start + begin, end - begin)
 
 
-def _naturals(value: object, at_most: int) -> bool:
+def _naturals(value: object, at_most: int) -> TypeGuard[list[int]]:
     return (
         isinstance(value, list)
         and len(value) <= at_most

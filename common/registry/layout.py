@@ -19,7 +19,7 @@ from titan.common.registry.shape import COMPONENTS, ComponentSpec, LayerSpec, Ma
 __all__ = ["ComponentRange", "ExpertLayer", "check_others", "place_experts"]
 
 Tensors = Mapping[str, TensorInfo]
-_MEND = "download or convert the model again"
+_MEND = "Download or convert the model again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ def check_others(
     for name in sorted(tensors.keys() - expert_names - known):
         raise CheckpointContradiction(
             f"{tensors[name].file} holds {name}, which has no place in this model: {_why(name, dims)}",
-            "give the config.json that belongs to these files, or convert the model again",
+            "Give the config.json that belongs to these files, or convert the model again",
         )
     return tuple(tensors[name] for name in sorted(known))
 

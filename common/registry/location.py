@@ -27,13 +27,13 @@ def locate(path: Path) -> Path:
         exists = path.exists()
     except (OSError, ValueError) as error:
         raise CheckpointMissing(
-            f"{str(path)[:300]!r} cannot be a model directory ({error})", "check the path"
+            f"{str(path)[:300]!r} cannot be a model directory ({error})", "Check the path"
         ) from error
     if exists:
-        raise CheckpointMissing(f"{path} is a file, not a model directory", "give the folder that holds config.json")
+        raise CheckpointMissing(f"{path} is a file, not a model directory", "Give the folder that holds config.json")
     name = path.as_posix()
     if not _REPOSITORY.fullmatch(name):
-        raise CheckpointMissing(f"there is no model directory {path}", "check the path")
+        raise CheckpointMissing(f"there is no model directory {path}", "Check the path")
     # Imported here: only this branch needs it.
     from huggingface_hub import try_to_load_from_cache
 
@@ -42,5 +42,5 @@ def locate(path: Path) -> Path:
         return Path(cached).parent
     raise CheckpointMissing(
         f"{name} is neither a directory here nor in the local Hugging Face cache",
-        f"download it with `hf download {name}` or give a path",
+        f"Download it with `hf download {name}` or give a path",
     )

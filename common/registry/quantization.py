@@ -18,7 +18,7 @@ AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)
 MODE_OF_U8_SCALES = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}  # by (bits, group size)
 FLOATS = ("F32", "F16", "BF16")
-_MEND = "convert the model again with mlx_lm.convert, or correct `quantization` in config.json"
+_MEND = "Convert the model again with mlx_lm.convert, or correct `quantization` in config.json"
 
 TensorLike = tuple[str, tuple[int, ...]]  # dtype, shape without the experts' axis
 
@@ -82,11 +82,11 @@ def read_settings(config: Mapping[str, object]) -> QuantizationSettings:
         if isinstance(method, str):
             raise UnsupportedFamily(
                 f"config.json names the quantization {method[:40]!r}, which Titan does not read",
-                "convert the model with mlx_lm.convert, which writes mlx's own quantization",
+                "Convert the model with mlx_lm.convert, which writes mlx's own quantization",
             )
         raise CheckpointContradiction(
             "config.json has quantization_config but no quantization, which is what mlx-lm reads",
-            "copy it to `quantization` or convert the model again",
+            "Copy it to `quantization` or convert the model again",
         )
     if not isinstance(raw, dict):
         raise CheckpointContradiction(f"config.json: quantization is {str(raw)[:40]!r}, not an object", _MEND)
@@ -94,7 +94,7 @@ def read_settings(config: Mapping[str, object]) -> QuantizationSettings:
     if isinstance(mirror, dict) and "quant_method" not in mirror and "bits" in mirror and _settings(mirror) != settings:
         raise CheckpointContradiction(
             "config.json: quantization and quantization_config say different things",
-            "keep the one that fits the tensors",
+            "Keep the one that fits the tensors",
         )
     return settings
 
@@ -109,7 +109,7 @@ def _settings(raw: Mapping[str, object]) -> QuantizationSettings:
             if value.get("global_scale"):
                 raise UnsupportedFamily(
                     f"config.json gives {path[:120]} an nvfp4 global_scale, which Titan does not execute yet",
-                    "convert the model again without global scales",
+                    "Convert the model again without global scales",
                 )
             overrides[path] = _setting(f"quantization[{path[:120]!r}]", value)
         elif isinstance(value, bool):

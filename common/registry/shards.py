@@ -22,7 +22,7 @@ MAX_JSON_BYTES = 64 << 20
 MAX_SHARDS = 4096
 INDEX_NAME = "model.safetensors.index.json"
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.safetensors")
-_MEND = "download or copy the model again"
+_MEND = "Download or copy the model again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def read_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, TensorInf
     try:
         names = sorted(entry.name for entry in os.scandir(directory))
     except OSError as error:
-        raise CheckpointMissing(f"{directory} cannot be listed ({error.strerror})", "check the path") from error
+        raise CheckpointMissing(f"{directory} cannot be listed ({error.strerror})", "Check the path") from error
     shard_names = [name for name in names if fnmatch.fnmatchcase(name, "model*.safetensors")]
     if not shard_names:
         others = [name for name in names if "safetensors" in name or name.endswith((".bin", ".gguf"))]
@@ -53,7 +53,7 @@ def read_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, TensorInf
         raise CheckpointMissing(f"{directory} has no file named model*.safetensors{seen}", _MEND)
     if len(shard_names) > MAX_SHARDS:
         raise CheckpointContradiction(
-            f"{directory} has {len(shard_names)} shards, more than {MAX_SHARDS}", "give the model's own folder"
+            f"{directory} has {len(shard_names)} shards, more than {MAX_SHARDS}", "Give the model's own folder"
         )
     _check_numbering(directory, shard_names)
     headers = [read_header(directory / name) for name in shard_names]
@@ -84,7 +84,7 @@ def _union(headers: list[ShardHeader]) -> dict[str, TensorInfo]:
             if name in tensors:
                 raise CheckpointContradiction(
                     f"the tensor {name} is in {tensors[name].file} and in {header.path.name}",
-                    "remove the shards of the other version of the model",
+                    "Remove the shards of the other version of the model",
                 )
             tensors[name] = tensor
     return tensors
@@ -96,7 +96,7 @@ def _check_index(directory: Path, headers: list[ShardHeader], tensors: dict[str,
         return
     weight_map = read_json_object(path).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise CheckpointContradiction(f"{path} has no weight_map", "remove the index: the shards' headers suffice")
+        raise CheckpointContradiction(f"{path} has no weight_map", "Remove the index: the shards' headers suffice")
     present = {header.path.name for header in headers}
     for name, shard in weight_map.items():
         if shard not in present:
@@ -104,17 +104,17 @@ def _check_index(directory: Path, headers: list[ShardHeader], tensors: dict[str,
         if name not in tensors:
             raise CheckpointMissing(
                 f"{path} puts {name[:200]} in {shard}, but no shard holds it",
-                "download the shard again, or remove the index if it is stale",
+                "Download the shard again, or remove the index if it is stale",
             )
         if tensors[name].file.name != shard:
             raise CheckpointContradiction(
-                f"{path} puts {name} in {shard}, but it is in {tensors[name].file.name}", "remove the stale index"
+                f"{path} puts {name} in {shard}, but it is in {tensors[name].file.name}", "Remove the stale index"
             )
     if absent := tensors.keys() - weight_map.keys():
         name = min(absent)
         raise CheckpointContradiction(
             f"{path} does not name {name} of {tensors[name].file.name} ({len(absent)} such tensors)",
-            "remove the index: it is incomplete, and the shards' headers suffice",
+            "Remove the index: it is incomplete, and the shards' headers suffice",
         )
 
 
@@ -132,7 +132,7 @@ def read_json_object(path: Path) -> dict[str, object]:
     except OSError as error:
         raise CheckpointMissing(f"{path} cannot be read ({error.strerror})", _MEND) from error
     if len(text) > MAX_JSON_BYTES:
-        raise CheckpointTruncated(f"{path} has more than {MAX_JSON_BYTES} bytes", "give the model's own folder")
+        raise CheckpointTruncated(f"{path} has more than {MAX_JSON_BYTES} bytes", "Give the model's own folder")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
