@@ -115,7 +115,7 @@ def connect(address: str, deadline: float, timeout_s: float) -> socket.socket:
 
 
 def _resolve(host: str, port: int, address: str, deadline: float, timeout_s: float) -> list:
-    """`getaddrinfo` with a deadline. Nothing interrupts it: a resolver that hangs holds a daemon thread till it ends."""
+    """`getaddrinfo` with a deadline. It cannot be interrupted: one that hangs holds a daemon thread till it ends."""
     answers: queue.SimpleQueue[list | OSError | UnicodeError] = queue.SimpleQueue()
 
     def ask() -> None:
