@@ -124,7 +124,7 @@ def _check_key(certificate: x509.Certificate, key_pem: bytes, cert: Path, key: P
 def _issuer(certificate: x509.Certificate, ca_pem: bytes, cert: Path, ca: Path) -> x509.Certificate:
     try:
         authorities = x509.load_pem_x509_certificates(ca_pem)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise CertificateInvalid(
             f"{ca} cannot be read as certificates", "Copy ca.pem again from the authority"
         ) from error
@@ -133,7 +133,16 @@ def _issuer(certificate: x509.Certificate, ca_pem: bytes, cert: Path, ca: Path) 
             certificate.verify_directly_issued_by(authority)
         except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
             continue
-        return authority
+        if _may_issue(authority):
+            return authority
+        raise CertificateInvalid(f"the issuer in {ca} is not an authority", "Copy ca.pem again from the authority")
     raise CertificateInvalid(
         f"{cert} was not issued by the authority in {ca}", "Use the ca.pem and certificate of the same cluster"
     )
+
+
+def _may_issue(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
+        return False

@@ -82,7 +82,7 @@ def read_certificate(raw: bytes, what: str) -> x509.Certificate:
     """A certificate from PEM or DER; CertificateInvalid names `what`."""
     try:
         return x509.load_pem_x509_certificate(raw) if b"-----BEGIN" in raw else x509.load_der_x509_certificate(raw)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise CertificateInvalid(f"{what} cannot be read as a certificate", "Issue a new one") from error
 
 
