@@ -47,7 +47,7 @@ class ExpertLayer:
         self._index = buffers.layer.index
         self._fill = fill
         self._readers = readers if buffers.layer.expert_bytes >= PARALLEL_READ_BYTES else None
-        self._unevaluated: mx.array | None = None
+        self._unevaluated: list[mx.array] = []
 
     def pin(self, experts: Iterable[int]) -> None:
         """Read `experts` into slots that are never evicted."""
@@ -61,17 +61,18 @@ class ExpertLayer:
 
     def settle(self) -> None:
         """Evaluate what earlier calls left lazy: a slot that an unevaluated graph reads must not be overwritten."""
-        if self._unevaluated is not None:
+        if self._unevaluated:
             mx.eval(self._unevaluated)
-            self._unevaluated = None
+            self._unevaluated = []
 
     @property
-    def unevaluated(self) -> mx.array | None:
-        return self._unevaluated
+    def unevaluated(self) -> list[mx.array] | None:
+        """Outputs that may not have been evaluated yet; None when there are none."""
+        return self._unevaluated or None
 
     def forget_unevaluated(self) -> None:
         """The caller has evaluated `unevaluated`."""
-        self._unevaluated = None
+        self._unevaluated = []
 
     def run_rows(self, x: mx.array, experts: np.ndarray) -> mx.array:
         """x: [N, D], experts: [N, K] -> [N, K, D], lazily where the experts fit."""
@@ -82,7 +83,7 @@ class ExpertLayer:
             return self.run_pairs(x, rows, flat, sort=flat.size >= 64).reshape(*experts.shape, -1)
         self._ensure(distinct)
         y = apply_rows(self.buffers, x, mx.array(self._slots_of(experts)))
-        self._unevaluated = y
+        self._unevaluated.append(y)
         return y
 
     def run_pairs(self, x: mx.array, rows: np.ndarray, experts: np.ndarray, *, sort: bool) -> mx.array:
@@ -95,7 +96,7 @@ class ExpertLayer:
         if self._fits(distinct):
             self._ensure(distinct)
             y = apply_pairs(self.buffers, x, rows, self._slots_of(experts), sort=sort)
-            self._unevaluated = y
+            self._unevaluated.append(y)
             return y
         missing = self.table.look_up(distinct)
         here = [e for e in distinct if e in self.table.slots]
@@ -110,12 +111,12 @@ class ExpertLayer:
                 self._load(group, keep=group)
             chosen = np.flatnonzero(np.isin(experts, group))
             y = apply_pairs(self.buffers, x, rows[chosen], self._slots_of(experts[chosen]), sort=sort)
-            self._unevaluated = y
+            self._unevaluated.append(y)
             outputs.append(y)
             positions.append(chosen)
         order = np.argsort(np.concatenate(positions)).astype(np.uint32)
         y = mx.concatenate(outputs)[mx.array(order)]
-        self._unevaluated = y
+        self._unevaluated.append(y)
         return y
 
     def _fits(self, distinct: list[int]) -> bool:
