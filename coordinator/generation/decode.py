@@ -82,7 +82,7 @@ def decode(
     current = step(remaining)
     for n in range(max_tokens):
         wanted = n + 1 < max_tokens
-        following = step(current.token) if lookahead and wanted else None
+        following = step(current.token) if lookahead and wanted and not cancelled() else None
         yield _read(current)
         if n % _STEPS_BETWEEN_CACHE_CLEARS == 0:
             mx.clear_cache()

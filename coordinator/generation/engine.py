@@ -48,6 +48,7 @@ class EngineStatus:
         state: "loading", "ready", "failed" (loading did not work) or "stopping".
         phase: in words, what loading is at, or why it failed.
         running: requests on the model now (0 or 1).
+        cancelling: of these, the ones that were told to end.
         queued: requests that wait.
         completed, failed, cancelled: requests that ended so, since the start.
     """
@@ -55,6 +56,7 @@ class EngineStatus:
     state: EngineState
     phase: str
     running: int = 0
+    cancelling: int = 0
     queued: int = 0
     completed: int = 0
     failed: int = 0
@@ -94,7 +96,13 @@ class Engine:
 
     def status(self) -> EngineStatus:
         with self._changed:
-            return replace(self._status, running=int(self._running is not None), queued=len(self._waiting))
+            running = [] if self._running is None else [self._running]
+            return replace(
+                self._status,
+                running=len(running),
+                cancelling=sum(job.cancelled for job in running),
+                queued=len(self._waiting),
+            )
 
     def served(self) -> ServedModel:
         """Name, context and tokenizer of the model.

@@ -103,6 +103,23 @@ def test_cancellation_is_seen_between_steps(model: Probe, tokenizer: TokenizerWr
     for step in decode(model, ids, cache, sampler=sampler, max_tokens=50, cancelled=lambda: len(seen) == 3):
         seen.append(step.token)
     assert len(seen) == 3
+    model.reset()
+    assert (
+        len(
+            list(
+                decode(
+                    model,
+                    ids,
+                    make_prompt_cache(model._model),
+                    sampler=sampler,
+                    max_tokens=50,
+                    cancelled=lambda: len(model.call_tokens) == 2,
+                )
+            )
+        )
+        == 1
+    )
+    assert len(model.call_tokens) == 2, "a step was looked ahead for a request that is over"
 
 
 @pytest.mark.parametrize(
