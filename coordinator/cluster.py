@@ -77,7 +77,7 @@ class Cluster:
         self.plan: Plan | None = None
         self.model: HostModel | None = None
         self.layers: dict[int, ExpertLayer] = {}
-        self._report = report
+        self.report = report
         floats = {t.dtype for t in checkpoint.non_expert_tensors if t.dtype in ("F32", "F16", "BF16")}
         self.dtype = compute_dtype(floats)
         self.memory: HostMemory = host_memory(
@@ -120,7 +120,7 @@ class Cluster:
         self.plan = self.options.plan or self._solve()
         self._check_plan(self.plan)
         self._assign(self.plan)
-        self._report("reading local experts")
+        self.report("reading local experts")
         self.layers = build_local_layers(
             self.checkpoint,
             self.plan,
@@ -128,12 +128,12 @@ class Cluster:
             self.dtype,
             policy=self.options.policy,
             readers=self._readers,
-            on_layer=lambda done, total: self._report(f"reading local experts: layer {done} of {total}"),
+            on_layer=lambda done, total: self.report(f"reading local experts: layer {done} of {total}"),
         )
         self.dispatcher = Dispatcher(
             self.layers, self.links, self.checkpoint.shape.hidden_size, self.dtype, self.exchange
         )
-        self._report("loading attention, routers and embeddings")
+        self.report("loading attention, routers and embeddings")
         self.model = load_host_model(self.checkpoint, self.layers, self.dispatcher, self.dtype)
         tokenizer = load_tokenizer(self.checkpoint.path)
         self._wait_for_workers()
@@ -171,7 +171,7 @@ class Cluster:
         if not self.links:
             return
         timeouts = self.hosts.timeouts
-        self._report(f"greeting {len(self.links)} workers")
+        self.report(f"greeting {len(self.links)} workers")
         for link in self.links:
             link.start()
         longest = max(len(worker.addresses) for worker in self.hosts.workers)
@@ -180,7 +180,7 @@ class Cluster:
             link.wait(("greeted", "installing", "ready", "away", "closed"), deadline)
 
     def _solve(self) -> Plan:
-        self._report("planning")
+        self.report("planning")
         shape = self.checkpoint.shape
         nodes = [Node(self.hosts.coordinator.name, self.memory.experts_bytes, compute_s=0.0)]
         for worker, link in zip(self.hosts.workers, self.links, strict=True):
@@ -233,7 +233,7 @@ class Cluster:
             while link.status.state in ("connecting", "greeted", "installing"):
                 done = link.status.progress
                 share = f": {format_bytes(done.bytes_done)} of {format_bytes(done.bytes_total)}" if done else ""
-                self._report(f"worker {link.name} is {link.status.state}{share}")
+                self.report(f"worker {link.name} is {link.status.state}{share}")
                 link.wait(("ready", "away", "closed"), time.monotonic() + 0.5)
 
     def _loaded(self, tokenizer: TokenizerWrapper) -> LoadedModel:

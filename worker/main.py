@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -58,6 +59,9 @@ def serve(
     memory: Annotated[str | None, typer.Option(help="Most bytes of experts to hold, e.g. 8GiB.")] = None,
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    with_parent: Annotated[
+        bool, typer.Option("--with-parent", hidden=True, help="End when the process that started this one ends.")
+    ] = False,
 ) -> None:
     """Hold experts in memory and execute them for a coordinator."""
     setup_logging(log_format, log_level)
@@ -80,6 +84,8 @@ def serve(
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    if with_parent:
+        threading.Thread(target=_follow_parent, args=(os.getppid(), stopping), daemon=True).start()
 
     mlx_thread = MLXThread()
     service = WorkerService(
@@ -111,6 +117,12 @@ def serve(
         _drain(server, service, mlx_thread)
     if checkpoint is not None:
         checkpoint[1].close()
+
+
+def _follow_parent(parent: int, stopping: threading.Event) -> None:
+    while not stopping.wait(1.0):
+        if os.getppid() != parent:
+            stopping.set()
 
 
 def _drain(server: grpc.Server, service: WorkerService, mlx_thread: MLXThread) -> None:

@@ -20,6 +20,7 @@ from titan.common.errors import WorkerUnreachable
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 KEPT_LOG_LINES = 400
+PROGRAM = (sys.executable, "-m", "titan.worker")
 
 
 class WorkerProcess:
@@ -31,15 +32,24 @@ class WorkerProcess:
         memory: bytes of experts it may hold.
         model: its own copy of the checkpoint, or None to be sent its experts.
         port: 0 takes a free one.
+        program: what to run instead of titan-worker, with the same options.
     """
 
-    def __init__(self, name: str, certs: Path, memory: int, model: Path | None = None, port: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        certs: Path,
+        memory: int,
+        model: Path | None = None,
+        port: int = 0,
+        program: tuple[str, ...] = PROGRAM,
+    ) -> None:
         self.name = name
         self.address = ""
         self.log: deque[dict] = deque(maxlen=KEPT_LOG_LINES)
         self._listening = threading.Event()
-        command = [sys.executable, "-m", "titan.worker", "--listen", f"127.0.0.1:{port}", "--certs", str(certs)]
-        command += ["--name", name, "--memory", str(memory), "--log-format", "json"]
+        command = [*program, "--listen", f"127.0.0.1:{port}", "--certs", str(certs), "--name", name]
+        command += ["--memory", str(memory), "--log-format", "json", "--with-parent"]
         if model is not None:
             command += ["--model", str(model)]
         self.process = subprocess.Popen(

@@ -105,6 +105,9 @@ class Dispatcher:
             y = self._execute_split(layer, local, x2, experts, owners)
         return y.reshape(*indices.shape, x.shape[-1])
 
+    def executed_at_home(self, pairs: int) -> None:
+        self.executed.local += pairs
+
     def _synchronise(self, x: mx.array, indices: mx.array) -> None:
         """Materialise what this layer needs, and with it everything lazy that earlier layers still read slots for."""
         pending = [layer for layer in self._layers.values() if layer.unevaluated is not None]

@@ -1,0 +1,1 @@
+"""`titan bench …`: measurements that compare variants within one run and print ratios."""

@@ -1,0 +1,39 @@
+"""`titan`: the operator's command. Mounts what each package offers; knows no command's insides."""
+
+from __future__ import annotations
+
+import typer
+
+from titan import __version__
+from titan.common.config import cli as hosts_cli
+from titan.common.console import run_command
+from titan.common.registry import cli as registry_cli
+from titan.common.security import cli as certs_cli
+from titan.coordinator.bench import cli as bench_cli
+from titan.coordinator.demo import cli as demo_cli
+
+app = typer.Typer(
+    help="Run Mixture-of-Experts models on the Macs you own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(help="Measure, within one run, and print ratios.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+for package in (demo_cli, hosts_cli, certs_cli, registry_cli):
+    package.register(app)
+bench_cli.register_bench(bench)
+
+
+def main() -> None:
+    """Entry point of `titan`."""
+    run_command(app, "titan")
