@@ -13,8 +13,8 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from titan.common.config.address import split_address
 from titan.common.errors import CertificateInvalid, WorkerUnreachable
@@ -93,8 +93,11 @@ def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
     return context
 
 
-def peer_identity(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
+def peer_identity(auth_context: Mapping[str, Any]) -> Identity:
     """Who is at the other end of a gRPC call: `peer_identity(context.auth_context())` in a servicer.
+
+    Args:
+        auth_context: names to lists of bytes (gRPC's own annotation says bytes).
 
     Raises:
         CertificateInvalid: no TLS, older than TLS 1.3, or a certificate that names no member of a cluster.
