@@ -1,5 +1,15 @@
-"""`python -m titan.worker` is `titan-worker`."""
+"""`titan-worker` and `python -m titan.worker`. Sets what must be set before gRPC is imported."""
 
-from titan.worker.main import main
+from titan.common.security.tls import require_tls13_for_grpc
 
-main()
+
+def main() -> None:
+    """Run the command; does not return."""
+    require_tls13_for_grpc()
+    from titan.worker.main import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -89,6 +89,11 @@ class LoopbackCluster:
                         {"name": name, "addresses": [address]}
                         for name, address in zip(self._names, addresses, strict=True)
                     ],
+                    "tls": {
+                        "ca": str(self.certs / "ca.pem"),
+                        "cert": str(self.certs / "coordinator.pem"),
+                        "key": str(self.certs / "coordinator.key"),
+                    },
                     **self._settings,
                 }
             )
