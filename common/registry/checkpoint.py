@@ -10,15 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from titan.common.errors import CheckpointMissing
-from titan.common.registry.families import absent_keys, family_of, read_dimensions
+from titan.common.registry.bounded_json import read_object
+from titan.common.registry.dimensions import absent_keys, read_dimensions
+from titan.common.registry.families import family_of
 from titan.common.registry.fingerprint import fingerprint
 from titan.common.registry.headers import TensorInfo
-from titan.common.registry.layout import ComponentRange, ExpertLayer, check_others, place_experts
+from titan.common.registry.layout import ComponentRange, ExpertLayer, place_experts
 from titan.common.registry.location import locate
+from titan.common.registry.non_experts import check_others
+from titan.common.registry.packed import PackedLayer, PackManifest, check_seal, place_packed, read_manifest
 from titan.common.registry.quantization import read_settings
 from titan.common.registry.shape import ModelShape
-from titan.common.registry.shards import Shard, read_json_object, read_shards
+from titan.common.registry.shards import Shard, read_shards
 
 __all__ = ["Checkpoint", "Routing", "open_checkpoint"]
 
@@ -49,6 +52,7 @@ class Checkpoint:
         config_defaults: the family's own values for absent keys; pass them as mlx-lm's `model_config`.
         dense_layers: indices of the layers without experts.
         non_expert_tensors: every tensor that is not an expert's, by name.
+        pack: the manifest when the experts are packed; the fingerprint is then that of the packed checkpoint.
     """
 
     path: Path
@@ -60,13 +64,14 @@ class Checkpoint:
     shards: tuple[Shard, ...]
     expert_tensor_names: frozenset[str]
     non_expert_tensors: tuple[TensorInfo, ...]
-    _layers: Mapping[int, ExpertLayer] = field(repr=False)
+    _layers: Mapping[int, ExpertLayer] | Mapping[int, PackedLayer] = field(repr=False)
+    pack: PackManifest | None = None
 
     def ranges(self, layer: int, expert: int) -> tuple[ComponentRange, ...]:
         """Where expert `expert` of layer `layer` lies, in the order of the shape's matrices and components.
 
         Raises:
-            KeyError: the layer has no experts, or fewer.
+            KeyError: the layer has no experts, or fewer, or a pack does not hold this one.
         """
         if not 0 <= expert < self.shape.num_experts:
             raise KeyError((layer, expert))
@@ -92,29 +97,36 @@ def open_checkpoint(path: Path) -> Checkpoint:
         CheckpointMissing, CheckpointTruncated, CheckpointContradiction, CheckpointChanged, UnsupportedFamily
     """
     directory = locate(path)
-    if not (directory / "config.json").exists():
-        raise CheckpointMissing(f"{directory} holds no config.json", "Give the folder of a model")
-    config = read_json_object(directory / "config.json")
+    config = read_object(directory / "config.json", "Give the folder of a model, with its original config.json")
     family = family_of(config)
     defaults = absent_keys(family, config)
     completed = {**config, **defaults}
     dims = read_dimensions(family, completed)
     settings = read_settings(config)
     shards, tensors = read_shards(directory)
-    layers = place_experts(family, dims, settings, tensors)
-    expert_names = frozenset(name for layer in layers.values() for name in layer.names())
-    others = check_others(family, dims, settings, tensors, expert_names)
-    shape = ModelShape(
-        fingerprint=fingerprint(
-            completed, family.computation_keys, tensors, {shard.path: shard.identity for shard in shards}
-        ),
-        family=family.model_type,
-        hidden_size=dims.hidden_size,
-        num_experts=dims.num_experts,
-        top_k=dims.top_k,
-        num_layers=dims.num_layers,
-        layers=tuple(layer.spec for layer in layers.values()),
-    )
+    manifest = read_manifest(directory)
+    identities = {shard.path: shard.identity for shard in shards}
+    content = fingerprint(completed, family.computation_keys, tensors, identities)
+    if manifest is None:
+        layers = place_experts(family, dims, settings, tensors)
+        shape = ModelShape(
+            fingerprint=content,
+            family=family.model_type,
+            hidden_size=dims.hidden_size,
+            num_experts=dims.num_experts,
+            top_k=dims.top_k,
+            num_layers=dims.num_layers,
+            layers=tuple(layer.spec for layer in layers.values()),
+        )
+        expert_names = frozenset(name for layer in layers.values() for name in layer.names())
+        others = check_others(family, dims, settings, tensors, expert_names)
+    else:
+        check_seal(directory, manifest, content)
+        shape = manifest.shape
+        layers, expert_shards = place_packed(directory, manifest, family)
+        shards += expert_shards
+        expert_names = frozenset(name for layer in layers.values() for name in layer.names())
+        others = check_others(family, dims, settings, tensors, frozenset())
     return Checkpoint(
         path=directory,
         shape=shape,
@@ -126,4 +138,5 @@ def open_checkpoint(path: Path) -> Checkpoint:
         expert_tensor_names=expert_names,
         non_expert_tensors=others,
         _layers=layers,
+        pack=manifest,
     )

@@ -2,7 +2,8 @@
 
 sha256 over three parts, each independent of file names, shard split and offsets:
 
-1. the config keys that change what is computed (`Family.computation_keys`, absent ones filled in, null left out);
+1. the config keys that change what is computed (`Family.computation_keys`, absent ones filled in, nulls left out,
+   whole numbers written alike);
 2. the tensor table: name, dtype and shape, by name. Bits, group and mode follow from it;
 3. sampled content: from each of at most 2,048 tensors (all if there are fewer, else those whose hashed name is
    smallest) windows of 4 KiB, evenly spread, the first at the tensor's start and the last at its end; 8 windows
@@ -44,7 +45,7 @@ def fingerprint(
         CheckpointTruncated: a file cannot be read.
     """
     digest = hashlib.sha256(b"titan fingerprint 1\n")
-    kept = {key: config[key] for key in computation_keys if config.get(key) is not None}
+    kept = {key: _canonical(config[key]) for key in computation_keys if config.get(key) is not None}
     digest.update(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -53,6 +54,15 @@ def fingerprint(
     for name in sorted(samples):
         digest.update(samples[name])
     return digest.hexdigest()
+
+
+def _canonical(value: object) -> object:
+    """1e4, 10000.0 and 10000 are one number; nulls in objects count as absent."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _canonical(item) for key, item in value.items() if item is not None}
+    return [_canonical(item) for item in value] if isinstance(value, list) else value
 
 
 def _chosen(tensors: Mapping[str, TensorInfo]) -> list[TensorInfo]:

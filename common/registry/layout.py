@@ -1,4 +1,4 @@
-"""Where each expert lies: the tensors of a checkpoint sorted into experts and the rest, every shape checked.
+"""Where each expert lies: the tensors of every expert found by name, every shape checked.
 
 Two layouts are read: mlx's, one tensor [E, out, in] a projection, and Hugging Face's, one tensor an expert and
 projection. Pure functions over tables of names; opens no file.
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from titan.common.errors import CheckpointContradiction, CheckpointMissing
-from titan.common.registry.families import Dimensions, Family
+from titan.common.registry.dimensions import Dimensions
+from titan.common.registry.families import Family
 from titan.common.registry.headers import TensorInfo
 from titan.common.registry.quantization import QuantizationSettings, derive
 from titan.common.registry.shape import COMPONENTS, ComponentSpec, LayerSpec, MatrixSpec
 
-__all__ = ["ComponentRange", "ExpertLayer", "check_others", "place_experts"]
+__all__ = ["ComponentRange", "ExpertLayer", "place_experts"]
 
 Tensors = Mapping[str, TensorInfo]
 _MEND = "Download or convert the model again"
@@ -112,7 +113,7 @@ def _place_layer(
             _one(spec, "scales") if any(c.name == "scales" for c in spec.components) else None,
             any(c.name == "biases" for c in spec.components),
         )
-        settings.check(path, quantization, f"{first.name} in {first.file}")
+        settings.check(path, quantization, f"{first.name} in {first.file}", spec.in_features)
         if quantization is not None:
             _check_zero_points(spec, found)
             spec = MatrixSpec(
@@ -191,75 +192,3 @@ def _check_zero_points(spec: MatrixSpec, columns: list[_Column]) -> None:
             f"but its scales are {scales.dtype} {list(scales.shape)}",
             _MEND,
         )
-
-
-def check_others(
-    family: Family, dims: Dimensions, settings: QuantizationSettings, tensors: Tensors, expert_names: frozenset[str]
-) -> tuple[TensorInfo, ...]:
-    """Check every tensor outside the experts against the family's modules -> those tensors, by name.
-
-    Raises:
-        CheckpointMissing: one is absent.
-        CheckpointContradiction: one has another shape, or a tensor has no place in this model.
-    """
-    known: set[str] = set()
-    for path, shape, bias in _modules(family, dims):
-        weight = tensors.get(f"{path}.weight")
-        if weight is None:
-            raise CheckpointMissing(f"no shard holds {path}.weight", _MEND)
-        known.add(weight.name)
-        if len(shape) == 1:
-            if weight.shape != shape:
-                raise CheckpointContradiction(
-                    f"{weight.name} in {weight.file} has the shape {list(weight.shape)}, "
-                    f"but config.json means {list(shape)}",
-                    _MEND,
-                )
-            continue
-        scales, biases = tensors.get(f"{path}.scales"), tensors.get(f"{path}.biases")
-        known.update(t.name for t in (scales, biases) if t is not None)
-        quantization = derive(
-            f"{weight.name} in {weight.file}",
-            shape[1],
-            shape[0],
-            (weight.dtype, weight.shape),
-            None if scales is None else (scales.dtype, scales.shape),
-            biases is not None,
-        )
-        settings.check(path, quantization, f"{weight.name} in {weight.file}")
-        if bias:
-            if f"{path}.bias" not in tensors:
-                raise CheckpointMissing(f"no shard holds {path}.bias, though config.json sets attention_bias", _MEND)
-            known.add(f"{path}.bias")
-    if dims.tied:
-        known.update(name for name in family.dropped_when_tied if name in tensors)
-    for name in sorted(tensors.keys() - expert_names - known):
-        raise CheckpointContradiction(
-            f"{tensors[name].file} holds {name}, which has no place in this model: {_why(name, dims)}",
-            "Give the config.json that belongs to these files, or convert the model again",
-        )
-    return tuple(tensors[name] for name in sorted(known))
-
-
-def _modules(family: Family, dims: Dimensions) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    moe = set(dims.moe_layers)
-    for module in family.modules:
-        shape = tuple(dims.sizes[size] for size in module.shape)
-        bias = module.bias and dims.attention_bias
-        if module.where == "once" or (module.where == "head" and not dims.tied):
-            yield module.path, shape, bias
-        elif module.where in ("layer", "moe", "dense"):
-            for layer in range(dims.num_layers):
-                if module.where == "layer" or (layer in moe) == (module.where == "moe"):
-                    yield module.path.format(layer=layer), shape, bias
-
-
-def _why(name: str, dims: Dimensions) -> str:
-    parts = name.split(".")
-    if parts[0] == "lm_head" and dims.tied:
-        return "config.json ties the head to the embedding"
-    for what, count in (("layers", dims.num_layers), ("experts", dims.num_experts)):
-        number = parts[parts.index(what) + 1] if what in parts[:-1] else ""
-        if number.isascii() and number.isdigit() and int(number[:9]) >= count:
-            return f"config.json says {count} {what}"
-    return "mlx-lm's class has no such parameter"

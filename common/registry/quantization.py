@@ -42,7 +42,7 @@ class QuantizationSettings:
     default: Quantization | None
     overrides: Mapping[str, Quantization | None]
 
-    def check(self, module_path: str, derived: Quantization | None, tensor: str) -> None:
+    def check(self, module_path: str, derived: Quantization | None, tensor: str, in_features: int) -> None:
         """Hold what the shapes of `tensor` say against what the config says of its module.
 
         An override whose path differs by a prefix only ("language_model.model...") is taken for this module too.
@@ -59,7 +59,7 @@ class QuantizationSettings:
         if derived != said:
             raise CheckpointContradiction(
                 f"config.json says in {where} that {module_path} is {said or 'not quantized'}, "
-                f"but the shapes of {tensor} say {derived or 'not quantized'}",
+                f"but the shapes of {tensor} say {derived or 'not quantized'} for its {in_features} inputs",
                 _MEND,
             )
 

@@ -7,18 +7,17 @@ The headers are the truth. mlx-lm loads `model*.safetensors` and never reads the
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan.common.errors import CheckpointContradiction, CheckpointMissing, CheckpointTruncated
+from titan.common.errors import CheckpointContradiction, CheckpointMissing
+from titan.common.registry.bounded_json import read_object
 from titan.common.registry.headers import Identity, ShardHeader, TensorInfo, read_header
 
-__all__ = ["Shard", "read_json_object", "read_shards"]
+__all__ = ["Shard", "read_shards"]
 
-MAX_JSON_BYTES = 64 << 20
 MAX_SHARDS = 4096
 INDEX_NAME = "model.safetensors.index.json"
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.safetensors")
@@ -94,49 +93,26 @@ def _check_index(directory: Path, headers: list[ShardHeader], tensors: dict[str,
     path = directory / INDEX_NAME
     if not os.path.lexists(path):
         return
-    weight_map = read_json_object(path).get("weight_map")
+    mend = "Remove the index: the shards' headers suffice"
+    weight_map = read_object(path, mend).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise CheckpointContradiction(f"{path} has no weight_map", "Remove the index: the shards' headers suffice")
+        raise CheckpointContradiction(f"{path} has no weight_map", mend)
     present = {header.path.name for header in headers}
     for name, shard in weight_map.items():
-        if shard not in present:
-            raise CheckpointMissing(f"{path} puts {name[:200]} in {str(shard)[:200]!r}, which is not there", _MEND)
+        if not isinstance(shard, str) or shard not in present:
+            raise CheckpointMissing(f"{path} puts {name[:200]!r} in {str(shard)[:200]!r}, which is not there", _MEND)
         if name not in tensors:
             raise CheckpointMissing(
-                f"{path} puts {name[:200]} in {shard}, but no shard holds it",
+                f"{path} puts {name[:200]!r} in {shard}, but no shard holds it",
                 "Download the shard again, or remove the index if it is stale",
             )
         if tensors[name].file.name != shard:
             raise CheckpointContradiction(
-                f"{path} puts {name} in {shard}, but it is in {tensors[name].file.name}", "Remove the stale index"
+                f"{path} puts {name} in {shard}, but it is in {tensors[name].file.name}", mend
             )
     if absent := tensors.keys() - weight_map.keys():
         name = min(absent)
         raise CheckpointContradiction(
             f"{path} does not name {name} of {tensors[name].file.name} ({len(absent)} such tensors)",
-            "Remove the index: it is incomplete, and the shards' headers suffice",
+            mend,
         )
-
-
-def read_json_object(path: Path) -> dict[str, object]:
-    """Read a bounded JSON object.
-
-    Raises:
-        CheckpointMissing: absent or not readable.
-        CheckpointTruncated: too large, not JSON or not an object.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            text = file.read(MAX_JSON_BYTES + 1)
-    except OSError as error:
-        raise CheckpointMissing(f"{path} cannot be read ({error.strerror})", _MEND) from error
-    if len(text) > MAX_JSON_BYTES:
-        raise CheckpointTruncated(f"{path} has more than {MAX_JSON_BYTES} bytes", "Give the model's own folder")
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointTruncated(f"{path} is not valid JSON ({error or type(error).__name__})"[:300], _MEND) from error
-    if not isinstance(value, dict):
-        raise CheckpointTruncated(f"{path} is not a JSON object", _MEND)
-    return value
