@@ -37,3 +37,7 @@ bench_cli.register_bench(bench)
 def main() -> None:
     """Entry point of `titan`."""
     run_command(app, "titan")
+
+
+if __name__ == "__main__":
+    main()
