@@ -9,7 +9,9 @@
     │   ├── CheckpointContradiction two sources of truth disagree (config, index, shapes, shards)
     │   ├── CheckpointChanged       the file is not the one that was opened
     │   └── UnsupportedFamily       not in the verified table
-    ├── StoreError                  reading an expert from disk failed
+    ├── StoreError                  reading an expert from disk failed, or writing a pack
+    │   ├── ChecksumMismatch        an expert's bytes are not those that were packed
+    │   └── DiskFull
     ├── MemoryBudgetError           the memory given cannot hold the smallest useful configuration
     ├── PlanError                   a plan that does not fit this checkpoint or these nodes
     │   ├── PlanVersionError
@@ -61,9 +63,11 @@ __all__ = [
     "CheckpointError",
     "CheckpointMissing",
     "CheckpointTruncated",
+    "ChecksumMismatch",
     "ClusterError",
     "ConfigError",
     "ContextTooLong",
+    "DiskFull",
     "EngineError",
     "EngineFailed",
     "EngineNotReady",
@@ -156,6 +160,14 @@ class UnsupportedFamily(CheckpointError):
 
 class StoreError(TitanError):
     grpc_status = "DATA_LOSS"
+
+
+class ChecksumMismatch(StoreError):
+    pass
+
+
+class DiskFull(StoreError):
+    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class MemoryBudgetError(TitanError):

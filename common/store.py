@@ -17,7 +17,7 @@ import numpy as np
 from titan.common.arrays import DISK_DTYPES, widen
 from titan.common.errors import CheckpointChanged, StoreError
 from titan.common.platform import open_for_reading
-from titan.common.registry.checkpoint import Checkpoint
+from titan.common.registry.checkpoint import Checkpoint, ComponentRange
 from titan.common.registry.shape import ComponentSpec
 
 
@@ -66,7 +66,7 @@ class ExpertStore:
         """
         start = time.perf_counter()
         reads = total = 0
-        ranges = self.checkpoint.ranges(layer, expert)
+        ranges = self._ranges(layer, expert)
         for part, component, target in zip(ranges, self._components[layer], targets, strict=True):
             if _is_raw(component, target):
                 self._read(part.file, part.offset, target)
@@ -86,9 +86,18 @@ class ExpertStore:
     def read_bytes(self, layer: int, expert: int) -> bytearray:
         """One expert's components as they are on disk, one after another (to send to a worker)."""
         parts = [np.empty(c.nbytes, np.uint8) for c in self._components[layer]]
-        for part, buffer in zip(self.checkpoint.ranges(layer, expert), parts, strict=True):
+        for part, buffer in zip(self._ranges(layer, expert), parts, strict=True):
             self._read(part.file, part.offset, buffer)
         return bytearray().join(parts)  # type: ignore[arg-type]
+
+    def _ranges(self, layer: int, expert: int) -> tuple[ComponentRange, ...]:
+        try:
+            return self.checkpoint.ranges(layer, expert)
+        except KeyError as error:
+            raise StoreError(
+                f"expert {expert} of layer {layer} is not in {self.checkpoint.path}, a pack of some experts",
+                "Pack it too, or keep the whole checkpoint beside the pack",
+            ) from error
 
     def close(self) -> None:
         with self._lock:

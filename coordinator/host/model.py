@@ -87,7 +87,9 @@ def load_host_model(
         CheckpointContradiction: mlx-lm cannot load what the registry accepted.
     """
     try:
-        module, _ = load_model(checkpoint.path, lazy=True, model_config=dict(checkpoint.config_defaults))
+        # A pack keeps its experts where mlx-lm does not look; that nothing else is absent, the registry has checked.
+        strict = checkpoint.pack is None
+        module, _ = load_model(checkpoint.path, lazy=True, strict=strict, model_config=dict(checkpoint.config_defaults))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointContradiction(
             f"mlx-lm cannot load {checkpoint.path} ({type(error).__name__}: {error})", "convert it again with mlx-lm"

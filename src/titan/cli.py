@@ -7,6 +7,7 @@ import typer
 from titan import __version__
 from titan.common.config import cli as hosts_cli
 from titan.common.console import run_command
+from titan.common.pack import cli as pack_cli
 from titan.common.registry import cli as registry_cli
 from titan.common.security import cli as certs_cli
 from titan.coordinator.bench import cli as bench_cli
@@ -29,7 +30,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
-for package in (demo_cli, hosts_cli, certs_cli, registry_cli):
+for package in (demo_cli, hosts_cli, certs_cli, registry_cli, pack_cli):
     package.register(app)
 bench_cli.register_bench(bench)
 
