@@ -10,10 +10,10 @@ from rich.console import Console
 from titan.common.errors import TitanError
 
 
-def run_command(app: typer.Typer, program: str) -> None:
-    """Run a typer application as the process's main function; does not return."""
+def run_command(app: typer.Typer, program: str, arguments: list[str] | None = None) -> None:
+    """Run a typer application as the process's main function (on `sys.argv` by default); does not return."""
     try:
-        app(prog_name=program)
+        app(arguments, prog_name=program)
     except TitanError as error:
         Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"{program}: {error}")
         sys.exit(error.exit_status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -148,4 +149,14 @@ app.command()(serve)
 
 def main() -> None:
     """Entry point of `titan-worker`."""
-    run_command(app, "titan-worker")
+    run_command(app, "titan-worker", listen_completed(sys.argv[1:]))
+
+
+def listen_completed(arguments: list[str]) -> list[str]:
+    """`--listen` without an address means the default one: `titan-worker --listen` is all that a worker needs."""
+    completed: list[str] = []
+    for argument, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+        completed.append(argument)
+        if argument == "--listen" and following.startswith("-"):
+            completed.append(DEFAULT_LISTEN)
+    return completed

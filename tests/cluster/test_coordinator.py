@@ -180,6 +180,9 @@ def test_worker_command_line_errors(tmp_path: Path) -> None:
     done = run_module("titan.worker", "--listen", "127.0.0.1:0", "--certs", str(tmp_path))
     assert done.returncode == 2
     assert "titan certs issue" in done.stderr
+    # `--listen` alone means the default address.
+    done = run_module("titan.worker", "--certs", str(tmp_path), "--listen")
+    assert "titan certs issue" in done.stderr
     authority = init_authority(tmp_path / "certs")
     issue(authority, "mini", role=Role.WORKER, hosts=["localhost"])
     done = run_module("titan.worker", "--certs", str(tmp_path / "certs"), "--memory", "8G", "--listen", "127.0.0.1:0")
