@@ -133,7 +133,7 @@ def _answer_http(plain: socket.socket) -> None:
     ("handle", "status", "cause"),
     [
         (_answer_http, "tls_failed", "does not speak TLS"),
-        (lambda plain: None, "tls_failed", "closed the connection"),  # noqa: ARG005
+        (lambda plain: None, "tls_failed", "closed the connection"),
     ],
 )
 def test_the_port_belongs_to_another_program(

@@ -35,7 +35,7 @@ class _Echo(grpc.GenericRpcHandler):
     def __init__(self) -> None:
         self.contexts: list[AuthContext] = []
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:  # noqa: ARG002
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(self._answer)
 
     def _answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
