@@ -7,7 +7,7 @@ projection. Pure functions over tables of names; opens no file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from titan.common.errors import CheckpointContradiction, CheckpointMissing
@@ -105,35 +105,22 @@ def _place_layer(
         paths = [f"{module}.{projection}"] if stacked or alone is None else [f"{p}.{projection}" for p in single]
         spec, found = _place_matrix(family, dims, tensors, matrix, paths, stacked or alone is None)
         path, first = f"{module}.{projection}", found[0].tensors[0]
+        parts = {c.name: (c.dtype, c.shape) for c in spec.components}
         quantization = derive(
             f"{first.name} in {first.file}",
             spec.in_features,
             spec.out_features,
-            _one(spec, "weight"),
-            _one(spec, "scales") if any(c.name == "scales" for c in spec.components) else None,
-            any(c.name == "biases" for c in spec.components),
+            parts["weight"],
+            parts.get("scales"),
+            parts.get("biases"),
         )
         settings.check(path, quantization, f"{first.name} in {first.file}", spec.in_features)
         if quantization is not None:
-            _check_zero_points(spec, found)
-            spec = MatrixSpec(
-                spec.name,
-                spec.in_features,
-                spec.out_features,
-                spec.components,
-                quantization.bits,
-                quantization.group_size,
-                quantization.mode,
-            )
+            spec = replace(spec, **asdict(quantization))
         matrices.append(spec)
         columns.extend(found)
     gate, up, down = matrices
     return ExpertLayer(LayerSpec(layer, module, (gate, up, down)), stacked, tuple(columns))
-
-
-def _one(spec: MatrixSpec, component: str) -> tuple[str, tuple[int, ...]]:
-    found = next(c for c in spec.components if c.name == component)
-    return found.dtype, found.shape
 
 
 def _place_matrix(
@@ -180,15 +167,3 @@ def _place_matrix(
         nbytes = first.nbytes // dims.num_experts if stacked else first.nbytes
         columns.append(_Column(matrix, component, nbytes, tuple(present)))
     return MatrixSpec(matrix, in_features, out_features, tuple(components)), columns
-
-
-def _check_zero_points(spec: MatrixSpec, columns: list[_Column]) -> None:
-    by_name = {c.name: c for c in spec.components}
-    scales, biases = by_name["scales"], by_name.get("biases")
-    if biases is not None and (biases.dtype, biases.shape) != (scales.dtype, scales.shape):
-        tensor = next(c.tensors[0] for c in columns if c.component == "biases")
-        raise CheckpointContradiction(
-            f"{tensor.name} in {tensor.file} is {biases.dtype} {list(biases.shape)} an expert, "
-            f"but its scales are {scales.dtype} {list(scales.shape)}",
-            _MEND,
-        )

@@ -50,7 +50,7 @@ def check_others(
             shape[0],
             (weight.dtype, weight.shape),
             None if scales is None else (scales.dtype, scales.shape),
-            biases is not None,
+            None if biases is None else (biases.dtype, biases.shape),
         )
         settings.check(path, quantization, f"{weight.name} in {weight.file}", shape[1])
         if bias:

@@ -135,7 +135,12 @@ def _setting(where: str, raw: Mapping[str, object]) -> Quantization:
 
 
 def derive(
-    tensor: str, in_features: int, out_features: int, weight: TensorLike, scales: TensorLike | None, biases: bool
+    tensor: str,
+    in_features: int,
+    out_features: int,
+    weight: TensorLike,
+    scales: TensorLike | None,
+    biases: TensorLike | None,
 ) -> Quantization | None:
     """Bits, group size and mode of a matrix [out_features, in_features] from its tensors; None when unquantized.
 
@@ -143,7 +148,7 @@ def derive(
         tensor: the weight's name, for the message.
         weight: U32 [out, in * bits / 32], or float [out, in].
         scales: float (affine) or U8 [out, in / group], None when there are none.
-        biases: whether there are zero points (`.biases`).
+        biases: zero points, of the same dtype and shape as the scales; None when there are none.
 
     Raises:
         CheckpointContradiction: the shapes fit no quantization of a matrix of this size.
@@ -154,7 +159,7 @@ def derive(
     if len(shape) != 2 or shape[0] != out_features:
         raise CheckpointContradiction(f"{tensor} has the shape {list(shape)}, which is not {expected}", _MEND)
     if scales is None:
-        if dtype in FLOATS and not biases:
+        if dtype in FLOATS and biases is None:
             if shape[1] != in_features:
                 raise CheckpointContradiction(f"{tensor} has the shape {list(shape)}, which is not {expected}", _MEND)
             return None
@@ -180,8 +185,14 @@ def derive(
             f"{expected} ({shape[1] * 32 / in_features:g} bits, groups of {in_features / scales_shape[1]:g})",
             _MEND,
         )
-    if biases != (mode == "affine"):
+    if (biases is None) == (mode == "affine"):
         raise CheckpointContradiction(
-            f"{tensor} is {mode} by its shapes but has {'biases' if biases else 'no biases'} beside it", _MEND
+            f"{tensor} is {mode} by its shapes but has {'no biases' if biases is None else 'biases'} beside it", _MEND
+        )
+    if biases is not None and biases != scales:
+        raise CheckpointContradiction(
+            f"the biases of {tensor} are {biases[0]} {list(biases[1])}, "
+            f"but its scales are {scales_dtype} {list(scales_shape)}",
+            _MEND,
         )
     return Quantization(bits, group_size, mode)

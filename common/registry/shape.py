@@ -184,7 +184,7 @@ def _check(shape: ModelShape) -> None:
             whole(matrix.out_features, 1, MAX_WIDTH, "out_features")
             if matrix.mode is not None:
                 need(matrix.mode in MODES, f"mode {matrix.mode!r}")
-                whole(matrix.bits, 2, 8, "bits")
+                whole(matrix.bits, 1, 8, "bits")
                 whole(matrix.group_size, 16, 128, "group_size")
             names = [c.name for c in matrix.components]
             need(len(set(names)) == len(names) and "weight" in names, f"components {names}")

@@ -107,6 +107,7 @@ def test_rope_theta_is_found_where_newer_configs_keep_it(copy_of, edit_config: C
         ("olmoe", "num_hidden_layers", 0, CheckpointContradiction),
         ("olmoe", "num_hidden_layers", 10**9, CheckpointContradiction),
         ("olmoe", "num_experts_per_tok", 9, CheckpointContradiction),
+        ("olmoe", "num_experts_per_tok", True, CheckpointContradiction),
         ("olmoe", "hidden_size", 1e3, CheckpointContradiction),
         ("olmoe", "intermediate_size", -1, CheckpointContradiction),
         ("olmoe", "norm_topk_prob", "false", CheckpointContradiction),

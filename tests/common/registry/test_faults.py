@@ -152,6 +152,21 @@ def test_absent_zero_points(copy_of: Copy) -> None:
     refused(directory, CheckpointContradiction, f"{UP}.weight", "no biases")
 
 
+@pytest.mark.parametrize("module", [UP, "model.layers.1.self_attn.k_proj"])
+def test_zero_points_that_do_not_fit_the_scales(copy_of: Copy, module: str) -> None:
+    directory = copy_of("olmoe")
+    edit_tensors(directory, lambda tensors: setattr(tensors[f"{module}.biases"], "dtype", "F16"))
+    refused(directory, CheckpointContradiction, f"biases of {module}.weight", "F16", "BF16")
+
+
+@pytest.mark.parametrize("name", [f"{UP}.bias", "model.norm.weight", "model.layers.0.mlp.gate.weight"])
+def test_shape_of_a_small_tensor(copy_of: Copy, name: str) -> None:
+    directory = copy_of("mixed")
+    file = next(f for f in directory.glob("model-*") if name in read_tensors(f))
+    edit_tensors(directory, lambda tensors: tensors[name].shape.append(1), file.name)
+    refused(directory, CheckpointContradiction, name, ", 1]", str(file))
+
+
 def test_absent_scales(copy_of: Copy) -> None:
     directory = copy_of("olmoe")
     edit_tensors(directory, lambda tensors: tensors.pop(f"{UP}.scales"))

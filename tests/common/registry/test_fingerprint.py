@@ -84,6 +84,22 @@ def test_content_at_either_end_of_a_tensor(copy_of: Copy, tensor: str, at: int) 
     assert of(directory) != before
 
 
+def test_windows_reach_both_ends_and_between(tmp_path: Path) -> None:
+    file, nbytes = tmp_path / "f", 8 * WINDOW_BYTES * 16
+    tensors = {"a": TensorInfo("a", "U8", (nbytes,), file, 0, nbytes)}
+
+    def with_byte(position: int | None) -> str:
+        data = bytearray(nbytes)
+        if position is not None:
+            data[position] = 1
+        file.write_bytes(data)
+        return fingerprint({}, (), tensors, {file: identity_of(file.stat())})
+
+    step = (nbytes - WINDOW_BYTES) // 7
+    positions = [None, 0, step, 3 * step, nbytes - 1]
+    assert len({with_byte(position) for position in positions}) == len(positions)
+
+
 def test_tensor_names_and_dtypes_count(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(bytes(64))

@@ -52,6 +52,7 @@ def test_padding_and_gaps_are_allowed(tmp_path: Path) -> None:
         (header(a=entry(), b=entry(offsets=(23, 47))), CheckpointContradiction, "a and b overlap"),
         (header(a=entry(), b=entry()), CheckpointContradiction, "overlap"),
         (header(a=entry(shape=[2, 4])), CheckpointContradiction, "a is F32 [2, 4], 32 bytes, but lies at 0..24"),
+        (header(a=entry(shape=[2, 2])), CheckpointContradiction, "a is F32 [2, 2], 16 bytes, but lies at 0..24"),
         (header(a=entry(offsets=[24, 0])), CheckpointContradiction, "a is F32"),
         (header(a=entry(offsets=[40, 64])), CheckpointTruncated, "before its tensor a"),
         (header(a=entry(offsets=[2**62, 2**62 + 24])), CheckpointTruncated, "before its tensor a"),

@@ -18,15 +18,14 @@ OTHERS = [(bits, group, mode) for mode, (group, bits) in MODE_DEFAULTS.items() i
 @pytest.mark.parametrize(("bits", "group_size", "mode"), AFFINE + OTHERS)
 def test_every_quantization_of_mlx(bits: int, group_size: int, mode: str, dtype: mx.Dtype) -> None:
     weight, scales, *biases = mx.quantize(mx.ones((OUT, IN), dtype), group_size, bits, mode=mode)
-    derived = derive(
-        "w", IN, OUT, (NAMES[weight.dtype], weight.shape), (NAMES[scales.dtype], scales.shape), bool(biases)
-    )
+    weight, scales, *biases = [(NAMES[array.dtype], array.shape) for array in (weight, scales, *biases)]
+    derived = derive("w", IN, OUT, weight, scales, *biases or [None])
     assert derived == Quantization(bits, group_size, mode)
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_unquantized(dtype: str) -> None:
-    assert derive("w", IN, OUT, (dtype, (OUT, IN)), None, False) is None
+    assert derive("w", IN, OUT, (dtype, (OUT, IN)), None, None) is None
 
 
 U32 = ("U32", (OUT, IN // 8))
@@ -50,21 +49,24 @@ SCALES = ("BF16", (OUT, IN // 64))
         (U32, ("F8_E4M3", (OUT, IN // 16)), False),
         (U32, ("U8", (OUT, IN // 32)), True),  # mxfp4 with zero points
         (U32, SCALES, False),  # affine without
-        (U32, None, False),
+        (U32, SCALES, ("F32", SCALES[1])),
+        (U32, SCALES, (SCALES[0], (OUT, 1))),
+        (U32, None, None),
         (("BF16", (OUT, IN)), SCALES, True),
         (("BF16", (OUT, IN)), None, True),
-        (("BF16", (IN, OUT)), None, False),
-        (("BF16", (OUT, IN, 1)), None, False),
+        (("BF16", (IN, OUT)), None, None),
+        (("BF16", (OUT, IN, 1)), None, None),
     ],
 )
-def test_shapes_that_are_no_quantization(weight: tuple, scales: tuple | None, biases: bool) -> None:
+def test_shapes_that_are_no_quantization(weight: tuple, scales: tuple | None, biases: tuple | bool) -> None:
+    zero_points = (scales or SCALES if biases else None) if isinstance(biases, bool) else biases
     with pytest.raises(CheckpointContradiction, match=r"blocks\.w"):
-        derive("blocks.w", IN, OUT, weight, scales, biases)
+        derive("blocks.w", IN, OUT, weight, scales, zero_points)
 
 
 def test_dtypes_that_are_not_executed() -> None:
     with pytest.raises(UnsupportedFamily, match="F8_E4M3"):
-        derive("w", IN, OUT, ("F8_E4M3", (OUT, IN)), None, False)
+        derive("w", IN, OUT, ("F8_E4M3", (OUT, IN)), None, None)
 
 
 def test_settings_as_mlx_lm_reads_them() -> None:

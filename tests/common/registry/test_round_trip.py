@@ -14,7 +14,7 @@ from fixtures.checkpoint_kinds import KINDS
 from mlx_lm.models.switch_layers import SwitchGLU
 from mlx_lm.utils import load_model
 
-from titan.common.registry import Checkpoint, ComponentRange, open_checkpoint
+from titan.common.registry import Checkpoint, ComponentRange, ModelShape, open_checkpoint
 from titan.deploy import DEMO_MODEL
 
 PROMPT = mx.array([[5, 99, 1024, 7, 7, 300]])
@@ -141,9 +141,19 @@ def test_relative_paths_do_not_depend_on_the_working_directory(
     assert checkpoint.ranges(0, 0)[0].file.is_absolute()
 
 
-@pytest.mark.parametrize(("layer", "expert"), [(1, 0), (5, 0), (0, 8), (0, -1)])
-def test_ranges_of_what_is_not_there(kinds: dict[str, Path], layer: int, expert: int) -> None:
-    checkpoint = open_checkpoint(kinds["hugging-face-qwen3"])
-    assert checkpoint.dense_layers == (0,)
-    with pytest.raises(KeyError):
-        checkpoint.ranges(0 if layer == 0 else layer + 4, expert)
+def test_ranges_of_what_is_not_there(kinds: dict[str, Path]) -> None:
+    for kind, layer, expert in (
+        ("hugging-face-qwen3", 0, 0),  # dense
+        ("olmoe", 2, 0),
+        ("olmoe", 0, 8),
+        ("olmoe", 0, -1),
+        ("hugging-face", 0, -1),
+    ):
+        with pytest.raises(KeyError):
+            open_checkpoint(kinds[kind]).ranges(layer, expert)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_shape_survives_the_wire(kinds: dict[str, Path], kind: str) -> None:
+    shape = open_checkpoint(kinds[kind]).shape
+    assert ModelShape.from_json(shape.to_json()) == shape
