@@ -56,7 +56,8 @@ def decode(
         on_prefill: told how many prompt tokens are done, after each chunk.
     """
 
-    def step(tokens: mx.array) -> _Pending:
+    def step(tokens: mx.array, cache: list[Any]) -> _Pending:
+        # The cache is an argument, not a free variable: a traceback that somebody keeps would keep it alive.
         logits = model(tokens[None], cache=cache)[:, -1, :]
         logprobs = logits - mx.logsumexp(logits, keepdims=True)
         sampled = sampler(logprobs)
@@ -79,16 +80,16 @@ def decode(
 
     if cancelled():
         return
-    current = step(remaining)
+    current = step(remaining, cache)
     for n in range(max_tokens):
         wanted = n + 1 < max_tokens
-        following = step(current.token) if lookahead and wanted and not cancelled() else None
+        following = step(current.token, cache) if lookahead and wanted and not cancelled() else None
         yield _read(current)
         if n % _STEPS_BETWEEN_CACHE_CLEARS == 0:
             mx.clear_cache()
         if not wanted or cancelled():
             return
-        current = step(current.token) if following is None else following
+        current = step(current.token, cache) if following is None else following
 
 
 class _Pending(NamedTuple):

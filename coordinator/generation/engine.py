@@ -8,6 +8,7 @@ an error, the model stays. The engine knows neither HTTP nor how a model is load
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import threading
 import time
@@ -33,6 +34,7 @@ from titan.coordinator.generation.vocabulary import Vocabulary
 __all__ = ["DEFAULT_QUEUE_LIMIT", "Engine", "EngineState", "EngineStatus"]
 
 DEFAULT_QUEUE_LIMIT = 64
+_STOP_AT_EXIT_S = 5.0
 _RETRY_AFTER_BOUNDS_S = (1.0, 60.0)
 
 EngineState = Literal["loading", "ready", "failed", "stopping"]
@@ -86,6 +88,7 @@ class Engine:
     def start(self) -> None:
         """Begin to load the model. Once a life."""
         self.report_phase("starting")
+        atexit.register(self.stop, _STOP_AT_EXIT_S)  # MLX aborts a process that ends around its running thread
         self._thread.start()
 
     def report_phase(self, phase: str) -> None:
@@ -172,7 +175,10 @@ class Engine:
         if self._thread.ident is None:
             return True
         self._thread.join(deadline_s)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        atexit.unregister(self.stop)
+        return True
 
     def _require_ready(self) -> ServedModel:
         status = self._status

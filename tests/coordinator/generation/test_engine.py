@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from fixtures.generation import CONTEXT_TOKENS, DEADLINE_S, PROMPTS, ProbedEngine, demo_model, wait_until
 from mlx_lm.generate import stream_generate
@@ -15,6 +19,7 @@ from titan.common.errors import CheckpointMissing, ContextTooLong, EngineFailed,
 from titan.coordinator.generation import Engine, Finished, GenerationRequest, Handle, LoadedModel, Sampling, TextDelta
 
 GREEDY = Sampling(temperature=0)
+ROOT = Path(__file__).parents[3]
 
 
 def request(
@@ -45,6 +50,7 @@ class Gate:
         self.open = threading.Event()
         self._calls = -1
         self._at_call = at_call
+        self.failure: Exception | None = None
         probed.probe.before(self._before)
 
     def _before(self, _: int) -> None:
@@ -52,6 +58,8 @@ class Gate:
         if self._calls == self._at_call:
             self.reached.set()
             assert self.open.wait(DEADLINE_S)
+            if self.failure is not None:
+                raise self.failure
 
 
 @pytest.mark.parametrize("lookahead", [True, False])
@@ -171,6 +179,30 @@ async def test_a_failure_in_the_model_ends_that_request_alone(
     assert probed.engine.status().state == "ready"
 
 
+@pytest.mark.parametrize("failing", [True, False])
+async def test_a_request_that_fails_or_is_cancelled_frees_its_memory(
+    probed: ProbedEngine, tokenizer: TokenizerWrapper, failing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    await read(probed.engine.submit(request(tokenizer)))
+    before_bytes = mx.get_active_memory()
+    gate = Gate(probed, at_call=20)
+    handle = probed.engine.submit(request(tokenizer, PROMPTS[3], max_tokens=500))
+    wait_until(gate.reached.is_set, "the twentieth call")
+    assert mx.get_active_memory() > before_bytes
+    if failing:
+        gate.failure = RuntimeError("injected")
+        gate.open.set()
+        with pytest.raises(EngineFailed):
+            await read(handle)
+        assert caplog.records, "the log may keep the traceback, but not what its frames held"
+    else:
+        handle.cancel()
+        gate.open.set()
+        await read(handle)
+    wait_until(lambda: probed.engine.status().running == 0, "the request to end")
+    assert mx.get_active_memory() == before_bytes
+
+
 async def test_a_reader_whose_loop_is_gone_does_not_hurt(probed: ProbedEngine, tokenizer: TokenizerWrapper) -> None:
     gate = Gate(probed)
 
@@ -249,3 +281,15 @@ def test_an_engine_that_never_started_stops_at_once() -> None:
         raise AssertionError("not called")
 
     assert Engine(load).stop(0.0)
+
+
+def test_a_program_that_forgets_to_stop_ends_cleanly() -> None:
+    program = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from fixtures.generation import ProbedEngine\n"
+        "probed = ProbedEngine().__enter__()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT
+    )
+    assert (result.returncode, result.stderr) == (0, "")
