@@ -1,0 +1,130 @@
+"""What an arrangement of experts costs: exact expected layer times under the routing model, memoised.
+
+An arrangement is an integer array [moe layer, expert]: MISS (read from node 0's SSD every time it is selected), 0
+(local: pinned on node 0, or always found in its cache), or the worker that executes the expert. It knows problems and
+arrangements, not how they are searched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from titan.placement.cost import Costs
+from titan.placement.expected import expected_max, expected_stall
+from titan.placement.problem import Problem
+from titan.placement.routing import group_polynomial, weights_from_frequencies
+
+MISS = -1
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """Expected seconds of one layer's experts: max over nodes (with and without the network), and stall."""
+
+    span_s: float
+    compute_s: float
+    stall_s: float
+    sync_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.span_s + self.stall_s + self.sync_s
+
+
+class Evaluator:
+    """Expected times of layers of one problem. Holds the routing weights and a memo; values in, values out."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.costs = Costs.of(problem.nodes, problem.activation_bytes)
+        self.top_k = problem.top_k
+        self.weights, self.kind = _weights(problem)
+        self.flat = [bool(np.ptp(w) == 0) for w in self.weights]
+        self._memo: dict[tuple, float] = {}
+        self._spans: dict[tuple, LayerTime] = {}
+        self._powers: dict[int, Floats] = {}
+
+    @property
+    def fixed_s(self) -> float:
+        """What no placement changes: attention of every MoE layer, and the rest of the step."""
+        return sum(self.problem.attention_s) + self.problem.other_s
+
+    def polynomial(self, layer: int, experts: Ints) -> Floats:
+        """Group polynomial of `experts` of a layer. [K + 1]"""
+        if not self.flat[layer]:
+            return group_polynomial(self.weights[layer][experts], self.top_k)
+        count = len(experts)
+        if count not in self._powers:
+            self._powers[count] = group_polynomial(np.ones(count), self.top_k)
+        return self._powers[count]
+
+    def layer(self, layer: int, row: Ints) -> float:
+        """Expected seconds of the experts of one layer, arranged as `row` [E]: span, stall and synchronisation."""
+        key = self._key(layer, row)
+        if key not in self._memo:
+            if len(self._memo) > 200_000:
+                self._memo.clear()
+            polys, missing, sync = self._groups(layer, row)
+            span = expected_max(polys, self.costs.pair_s, self.costs.base_s, self.top_k)
+            self._memo[key] = span + sync + self._stall(missing, layer, row)
+        return self._memo[key]
+
+    def split(self, layer: int, row: Ints) -> LayerTime:
+        """The same with its parts."""
+        key = self._key(layer, row)
+        if key not in self._spans:
+            polys, missing, sync = self._groups(layer, row)
+            span = expected_max(polys, self.costs.pair_s, self.costs.base_s, self.top_k)
+            bare = expected_max(polys, self.costs.pair_s, self.costs.fixed_s, self.top_k)
+            stall = self._stall(missing, layer, row)
+            self._spans[key] = LayerTime(span, min(span, bare), stall, sync)
+        return self._spans[key]
+
+    def step(self, place: Ints) -> float:
+        """Expected seconds of a step at batch 1 for an arrangement [layers, E] (equation 5)."""
+        return self.fixed_s + sum(self.layer(i, row) for i, row in enumerate(place))
+
+    def _key(self, layer: int, row: Ints) -> tuple:
+        if self.flat[layer]:
+            counts = np.bincount(row + 1, minlength=len(self.problem.nodes) + 1)
+            return (counts.tobytes(),)
+        return (self.kind[layer], row.tobytes())
+
+    def _groups(self, layer: int, row: Ints) -> tuple[list[Floats], Ints, float]:
+        missing = np.flatnonzero(row == MISS)
+        home = np.flatnonzero(row <= 0)
+        polys = [self.polynomial(layer, home)]
+        used = np.unique(row)
+        empty = self.polynomial(layer, home[:0])
+        polys += [
+            self.polynomial(layer, np.flatnonzero(row == n)) if n in used else empty
+            for n in range(1, len(self.problem.nodes))
+        ]
+        whole = len(home) == len(row) and not len(missing)
+        return polys, missing, 0.0 if whole else self.problem.sync_s
+
+    def _stall(self, missing: Ints, layer: int, row: Ints) -> float:
+        if not len(missing):
+            return 0.0
+        others = np.flatnonzero(row != MISS)
+        return expected_stall(self.polynomial(layer, missing), self.polynomial(layer, others), self.costs, self.top_k)
+
+
+def _weights(problem: Problem) -> tuple[list[Floats], list[int]]:
+    """Routing weights a layer, and a number that is equal for layers with equal weights."""
+    if problem.frequencies is None:
+        flat = np.ones(problem.num_experts)
+        return [flat] * len(problem.layers), [0] * len(problem.layers)
+    known: dict[tuple[float, ...], tuple[int, Floats]] = {}
+    weights, kinds = [], []
+    for row in problem.frequencies:
+        if row not in known:
+            known[row] = (len(known), weights_from_frequencies(row, problem.top_k))
+        kinds.append(known[row][0])
+        weights.append(known[row][1])
+    return weights, kinds

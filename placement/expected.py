@@ -1,0 +1,58 @@
+"""The expected cost of one layer for a placement without replicas, exact under the routing model.
+
+The layer's time is max_n(c_n k_n + rho_0n) + sigma (5). Its distribution function at t is the chance that every node's
+count stays under what it can do by t, a coefficient of a product of truncated group polynomials. It knows weights and
+figures; layers and plans come from the callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from titan.placement.cost import Costs, miss_stall
+from titan.placement.routing import count_distribution
+
+Floats = NDArray[np.float64]
+
+
+def expected_max(polynomials: Sequence[Floats], pair_s: Sequence[float], base_s: Sequence[float], top_k: int) -> float:
+    """E[max_n(c_n k_n + rho_0n)] over the routing model.
+
+    Args:
+        polynomials: per node [K + 1], the polynomial of the experts it executes; e_0 = 1.
+        pair_s, base_s: per node, in the same order.
+    """
+    active = [n for n, p in enumerate(polynomials) if p[1] > 0]
+    polys = np.stack([polynomials[n] for n in active])
+    pair = np.array([pair_s[n] for n in active])
+    base = np.array([base_s[n] for n in active])
+    steps = np.arange(1, top_k + 1)
+    times = base[:, None] + pair[:, None] * steps  # [nodes, K]
+    reachable = polys[:, 1:] > 0
+    spans = np.unique(times[reachable])
+    able = (times[:, None, :] <= spans[None, :, None] * (1 + 1e-12)).sum(axis=2)  # [nodes, spans]
+    mask = np.arange(top_k + 1)[None, None, :] <= able[:, :, None]
+    terms = np.where(mask, polys[:, None, :], 0.0)  # [nodes, spans, K + 1]
+    total = terms[0]
+    for term in terms[1:]:
+        product = total * term[:, :1]
+        for k in range(1, top_k + 1):
+            column = term[:, k : k + 1]
+            product[:, k:] += total[:, : top_k + 1 - k] * column
+        total = product
+    below = total[:, top_k]
+    if below[-1] <= 0:
+        return 0.0
+    below = below / below[-1]
+    return float(spans[0] * below[0] + np.sum(spans[1:] * np.diff(below)))
+
+
+def expected_stall(missing: Floats, others: Floats, costs: Costs, top_k: int) -> float:
+    """E[sigma] when the experts with polynomial `missing` are read from node 0's SSD each time they are selected."""
+    if missing[1] == 0:
+        return 0.0
+    chance = count_distribution(missing, others, top_k)
+    return float(np.sum(chance * miss_stall(np.arange(top_k + 1), costs.ssd_s, costs.readers)))

@@ -1,0 +1,71 @@
+"""What a plan is predicted to do: the step at batch 1 exactly, tokens a second at other batch sizes by sampling.
+
+It knows the routing model and the equations, not how the plan was found.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from titan.placement.cost import miss_stall
+from titan.placement.evaluate import MISS, Evaluator, Ints
+from titan.placement.routing import sample
+from titan.placement.values import Prediction
+
+SAMPLED_STEPS = 256
+
+
+def predict(evaluator: Evaluator, place: Ints, *, seed: int = 0, steps: int = SAMPLED_STEPS) -> Prediction:
+    """Prediction for an arrangement without replicas: expectation over the routing model, rows independent."""
+    problem = evaluator.problem
+    parts = [evaluator.split(i, row) for i, row in enumerate(place)]
+    attention = sum(problem.attention_s) + problem.other_s
+    sync, stall = sum(p.sync_s for p in parts), sum(p.stall_s for p in parts)
+    compute, span = sum(p.compute_s for p in parts), sum(p.span_s for p in parts)
+    step = attention + sync + span + stall
+    rates = tuple(
+        (rows, 1 / step if rows == 1 else rows / batch_step(evaluator, place, rows, seed=seed, steps=steps))
+        for rows in problem.batch_rows
+    )
+    return Prediction(step, attention, sync, compute, span - compute, stall, rates)
+
+
+def batch_step(evaluator: Evaluator, place: Ints, rows: int, *, seed: int = 0, steps: int = SAMPLED_STEPS) -> float:
+    """Mean seconds of a step of `rows` rows. Attention is taken as independent of the batch (decode is bound by
+    reading weights); a worker's request carries each row once; an expert is read from the SSD once a step."""
+    problem, drawn = evaluator.problem, {}
+    total = evaluator.fixed_s
+    for layer, row in enumerate(place):
+        kind = evaluator.kind[layer]
+        if kind not in drawn:
+            rng = np.random.default_rng((seed, rows, kind))
+            ids = sample(evaluator.weights[layer], problem.top_k, steps * rows, rng)
+            drawn[kind] = (ids.reshape(steps, rows, problem.top_k), {})
+        ids, memo = drawn[kind]
+        key = row.tobytes()
+        if key not in memo:
+            memo[key] = float(batch_layer(evaluator, row, ids).mean())
+        total += memo[key]
+    return total
+
+
+def batch_layer(evaluator: Evaluator, row: Ints, ids: Ints):
+    """Seconds of one layer's experts for given routing. `row`: [E] arrangement, `ids`: [steps, rows, K] -> [steps]."""
+    problem, costs = evaluator.problem, evaluator.costs
+    at = row[ids]
+    steps = len(ids)
+    span = np.zeros(steps)
+    home = ((at == 0) | (at == MISS)).sum(axis=(1, 2))
+    span = np.where(home > 0, costs.base_s[0] + costs.pair_s[0] * home, 0.0)
+    for worker in np.unique(row[row > 0]).tolist():
+        hit = at == worker
+        pairs, rows = hit.sum(axis=(1, 2)), hit.any(axis=2).sum(axis=1)
+        node = problem.nodes[worker]
+        wire = problem.activation_bytes / node.bandwidth_bytes_s if node.bandwidth_bytes_s else 0.0
+        more = np.maximum(rows - 1, 0) * wire
+        span = np.maximum(span, np.where(pairs > 0, costs.base_s[worker] + costs.pair_s[worker] * pairs + more, 0.0))
+    missing = np.zeros(steps)
+    for expert in np.flatnonzero(row == MISS):
+        missing += (ids == expert).any(axis=(1, 2))
+    whole = bool((row == 0).all())
+    return span + miss_stall(missing, costs.ssd_s, costs.readers) + (0.0 if whole else problem.sync_s)

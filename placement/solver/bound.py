@@ -1,0 +1,53 @@
+"""The certified lower bound of a problem: tables for its kinds of layers, then the dual. Knows no arrangement."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from titan.placement.evaluate import Evaluator
+from titan.placement.solver.classes import WorkerClass, usable_bytes
+from titan.placement.solver.dual import Dual, Group, solve_dual
+from titan.placement.solver.layer_bound import LayerBound
+from titan.placement.solver.outcome import Outcomes
+
+FEW_KINDS = 4
+
+
+def layer_kinds(evaluator: Evaluator) -> dict[tuple[tuple[float, ...], int], list[int]]:
+    """Layer positions by (sorted weights, expert bytes): layers of a kind have the same bound tables."""
+    kinds: dict[tuple[tuple[float, ...], int], list[int]] = {}
+    known: dict[int, tuple[float, ...]] = {}
+    for layer, size in enumerate(evaluator.problem.expert_bytes):
+        kind = evaluator.kind[layer]
+        if kind not in known:
+            known[kind] = tuple(sorted(round(float(w), 9) for w in evaluator.weights[layer]))
+        kinds.setdefault((known[kind], size), []).append(layer)
+    return kinds
+
+
+def lower_bound(evaluator: Evaluator, classes: list[WorkerClass], deadline: float) -> tuple[float, Dual]:
+    """(seconds no plan's expected step at batch 1 goes below, the dual it comes from). See `solve_dual`."""
+    problem, costs = evaluator.problem, evaluator.costs
+    workers = [n for c in classes for n in c.members]
+    outcomes = Outcomes(costs, workers, problem.top_k)
+    tails = [[n for c in classes[i:] for n in c.members] for i in range(1, len(classes))]
+    deep = [outcomes.deep(costs, tail) for tail in [*tails, []]]
+    kinds = layer_kinds(evaluator)
+    steps = _replica_steps(problem.num_experts, fine=len(kinds) <= FEW_KINDS) if len(workers) > 1 else [(0, 0), (1, 1)]
+    groups = []
+    for (_, size), layers in kinds.items():
+        weights = evaluator.weights[layers[0]]
+        table = LayerBound(weights, outcomes, problem.top_k, len(workers), deep, steps, problem.sync_s)
+        groups.append(Group(table, len(layers), size))
+    capacity = [float(usable_bytes(problem, 0)), *(float(c.capacity_bytes) for c in classes)]
+    dual = solve_dual(groups, capacity, deadline)
+    return evaluator.fixed_s + dual.bound_s * (1 - 1e-9), dual
+
+
+def _replica_steps(experts: int, *, fine: bool) -> list[tuple[int, int]]:
+    """(least extra slots, extra slots assumed): rising cuts, so that few replicas are not taken for many."""
+    cuts = (
+        [0, 1, experts // 16, experts // 8, experts // 4, experts // 2, experts] if fine else [0, experts // 8, experts]
+    )
+    cuts = sorted(set(cuts))
+    return [(0, 0), *((low + 1, high) for low, high in pairwise(cuts))]

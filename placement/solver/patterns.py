@@ -1,0 +1,142 @@
+"""Choosing a pattern for every layer: how many experts stay local, go to each class of workers, to the SSD.
+
+Patterns get their exact expected cost; an integer program over them (HiGHS) divides the memory. It knows counts and
+prices, the experts behind them are `realise`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import highspy
+import numpy as np
+
+from titan.placement.evaluate import Evaluator, Ints
+from titan.placement.solver.bound import layer_kinds
+from titan.placement.solver.classes import WorkerClass, usable_bytes
+from titan.placement.solver.dual import Column
+from titan.placement.solver.realise import Builder, Shares, arrange
+
+Pattern = tuple[int, tuple[int, ...]]  # local slots, experts a class
+
+
+def construct(
+    evaluator: Evaluator, classes: list[WorkerClass], columns: Iterable[Column], deadline: float, *, effort: int = 2
+) -> Ints:
+    """An arrangement [layers, E] within every node's memory, from the best mix of patterns."""
+    problem = evaluator.problem
+    kinds = list(layer_kinds(evaluator).items())
+    demand = _demand(evaluator, classes)
+    shares = Shares(evaluator, classes, demand)
+    wanted: list[set[Pattern]] = [set() for _ in kinds]
+    for column in columns:
+        used = sum(column.workers)
+        scale = (problem.num_experts - column.home - column.missing) / used if used else 0.0
+        wanted[column.kind].add((column.home, tuple(int(w * scale) for w in column.workers)))
+    coarse = len(kinds) > 4 or len(problem.nodes) > 16
+    room = np.full(len(problem.nodes), problem.num_experts, dtype=np.int64)
+    options: list[list[tuple[Pattern, float]]] = []
+    for (_, layers), extra in zip(kinds, wanted, strict=True):
+        choices = sorted(extra | set(_grid(evaluator, classes, coarse=coarse or effort < 2)))
+        costed = []
+        for local, workers in choices:
+            carry = [np.zeros(len(c.members)) for c in classes]
+            row, _ = arrange(evaluator, classes, shares, layers[0], local, workers, carry, room)
+            costed.append(((local, workers), evaluator.layer(layers[0], row)))
+            if time.monotonic() > deadline and len(costed) > 2:
+                break
+        options.append(costed)
+    counts = _mix(evaluator, classes, kinds, options, max(1.0, min(6.0, deadline - time.monotonic())))
+    builder = Builder(evaluator, classes, shares)
+    chosen: list[tuple[int, Pattern]] = []
+    for ((_, _), layers), costed, taken in zip(kinds, options, counts, strict=True):
+        patterns = [pattern for (pattern, _), n in zip(costed, taken, strict=True) for _ in range(n)]
+        patterns.sort(key=lambda p: (-p[0], p[1]))
+        chosen += list(zip(layers, patterns, strict=True))
+    for layer, (local, workers) in sorted(chosen):
+        builder.layer(layer, local, workers)
+    return builder.place
+
+
+def _demand(evaluator: Evaluator, classes: list[WorkerClass]) -> list[float]:
+    """Bytes each class will about hold: what does not fit home, nearest classes first."""
+    problem = evaluator.problem
+    left = float(sum(problem.expert_bytes) * problem.num_experts - usable_bytes(problem, 0))
+    out = []
+    for group in classes:
+        out.append(max(0.0, min(left, group.capacity_bytes)))
+        left -= out[-1]
+    return out
+
+
+def _grid(evaluator: Evaluator, classes: list[WorkerClass], *, coarse: bool) -> Iterable[Pattern]:
+    problem = evaluator.problem
+    experts, least = problem.num_experts, min(problem.top_k, problem.num_experts)
+    yield experts, (0,) * len(classes)
+    steps = 2 if coarse else 8
+    locals_ = {least + (experts - least) * i // steps for i in range(steps)} | {experts - 1, experts - 2}
+    missing = (0.0, 0.5, 1.0) if coarse else (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
+    for local in sorted(t for t in locals_ if least <= t < experts):
+        for share in missing:
+            away = round((experts - local) * (1 - share))
+            for parts in _splits(evaluator, classes):
+                yield local, _divide(away, parts)
+
+
+def _splits(evaluator: Evaluator, classes: list[WorkerClass]) -> list[list[float]]:
+    """Proportions over the classes: each alone; the nearest i together by memory, by members and by speed."""
+    count, out = len(classes), []
+    for i in range(count):
+        out.append([float(j == i) for j in range(count)])
+        if i:
+            speed = [sum(1 / max(evaluator.costs.pair_s[n], 1e-12) for n in c.members) for c in classes]
+            for basis in ([c.capacity_bytes for c in classes], [len(c.members) for c in classes], speed):
+                out.append([float(b) if j <= i else 0.0 for j, b in enumerate(basis)])
+    return out or [[]]
+
+
+def _divide(total: int, parts: list[float]) -> tuple[int, ...]:
+    if not parts:
+        return ()
+    edges = np.round(np.cumsum(parts) / sum(parts) * total).astype(int)
+    return tuple(int(b - a) for a, b in zip([0, *edges[:-1]], edges, strict=True))
+
+
+def _mix(evaluator: Evaluator, classes: list[WorkerClass], kinds, options, limit_s: float) -> list[list[int]]:
+    """How many layers of each kind take each pattern: min cost under the memory of node 0 and of the classes."""
+    problem = evaluator.problem
+    unit = max(problem.expert_bytes)
+    capacity = [usable_bytes(problem, 0), *(c.capacity_bytes for c in classes)]
+    highs = highspy.Highs()
+    for key, value in (("output_flag", False), ("threads", 1), ("time_limit", limit_s), ("mip_rel_gap", 1e-4)):
+        highs.setOptionValue(key, value)
+    empty = np.array([], dtype=np.int32), np.array([], dtype=np.float64)
+    for (_, layers), _ in zip(kinds, options, strict=True):
+        highs.addRow(float(len(layers)), float(len(layers)), 0, *empty)
+    for bytes_ in capacity:
+        highs.addRow(-highspy.kHighsInf, bytes_ / unit, 0, *empty)
+    total = 0
+    for kind, (((_, size), layers), costed) in enumerate(zip(kinds, options, strict=True)):
+        for (local, workers), cost in costed:
+            rows = [kind] + [len(kinds) + i for i in range(len(capacity))]
+            values = [1.0] + [size / unit * u for u in (max(local, problem.top_k), *workers)]
+            highs.addCol(cost, 0.0, float(len(layers)), len(rows), np.array(rows, dtype=np.int32), np.array(values))
+            highs.changeColIntegrality(total, highspy.HighsVarType.kInteger)
+            total += 1
+    highs.run()
+    solution = np.array(highs.getSolution().col_value)
+    out, at = [], 0
+    for (_, layers), costed in zip(kinds, options, strict=True):
+        taken = np.rint(solution[at : at + len(costed)]).astype(int) if len(solution) else np.zeros(len(costed), int)
+        at += len(costed)
+        out.append(_complete(taken, costed, len(layers), problem.top_k))
+    return out
+
+
+def _complete(taken, costed, layers: int, top_k: int) -> list[int]:
+    """When HiGHS stopped without a solution: the pattern that uses least memory for every layer."""
+    if int(taken.sum()) == layers:
+        return taken.tolist()
+    least = min(range(len(costed)), key=lambda i: (max(costed[i][0][0], top_k), sum(costed[i][0][1])))
+    return [layers if i == least else 0 for i in range(len(costed))]
