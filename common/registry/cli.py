@@ -35,11 +35,10 @@ def registry(
     try:
         checkpoint = open_checkpoint(path)
     except TitanError as error:
-        if json:
-            value = {"code": error.code, "message": str(error), "cause": error.cause, "mend": error.mend}
-            typer.echo(json_module.dumps({"error": value}))
-        else:
-            Console(stderr=True, highlight=False).print(f"Refused: {error}", markup=False, soft_wrap=True)
+        if not json:
+            raise
+        value = {"code": error.code, "message": str(error), "cause": error.cause, "mend": error.mend}
+        typer.echo(json_module.dumps({"error": value}))
         raise typer.Exit(error.exit_status) from error
     if json:
         typer.echo(json_module.dumps(describe(checkpoint), indent=2))

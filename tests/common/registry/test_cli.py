@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from titan.common.console import run_command
 from titan.common.registry import open_checkpoint
 from titan.common.registry.cli import ranges, register
 
@@ -57,18 +58,20 @@ def test_json(app: typer.Typer, kinds: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_refusals(app: typer.Typer, tmp_path: Path, as_json: bool) -> None:
+def test_refusals(app: typer.Typer, tmp_path: Path, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
-    result = CliRunner().invoke(app, ["registry", str(tmp_path), *(["--json"] if as_json else [])])
-    assert result.exit_code == 1
+    with pytest.raises(SystemExit) as ended:
+        run_command(app, "titan", ["registry", str(tmp_path), *(["--json"] if as_json else [])])
+    assert ended.value.code == 1
+    shown = capsys.readouterr()
     if as_json:
-        error = json.loads(result.stdout)["error"]
+        error = json.loads(shown.out)["error"]
         assert error["code"] == "unsupported_family"
         assert "'mixtral'" in error["cause"]
         assert "olmoe, qwen3_moe" in error["mend"]
     else:
-        assert result.stdout == ""
-        assert "'mixtral'" in result.stderr
+        assert shown.out == ""
+        assert "'mixtral'" in shown.err
 
 
 def test_ranges_of_numbers() -> None:
