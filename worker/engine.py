@@ -1,50 +1,82 @@
-"""The one thread of a worker that owns MLX. Everything that touches an array runs here, one job after another.
+"""The one thread of a worker that owns MLX. Everything that touches an array runs here: jobs, and Execute requests.
 
-Admission is at the door: a bounded number of jobs may wait, and one whose requester has stopped waiting is dropped.
-Knows neither gRPC nor sessions.
+Idle, it waits for the lanes' sockets itself. Admission is at the door: a bounded number of jobs and requests may wait,
+and one whose requester has stopped waiting is dropped. Knows neither gRPC nor sessions.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import Empty, Full, Queue
 from typing import TypeVar
 
 import mlx.core as mx
 
-from titan.common.errors import EngineFailed, WorkerDraining, WorkerOverloaded, WorkerTimeout
+from titan.common.errors import EngineFailed, TitanError, WorkerDraining, WorkerOverloaded, WorkerTimeout
+from titan.common.log import get_logger
+from titan.common.wire.messages import ExecuteCall, ExecuteResult
+from titan.worker.poller import IDLE_MS, Poller
+from titan.worker.requests import MAX_QUEUED, Request, RequestQueue, expired
 
 T = TypeVar("T")
+Execute = Callable[[Sequence[ExecuteCall]], Sequence[ExecuteResult | TitanError]]
 
-MAX_QUEUED = 64
+log = get_logger("worker")
+
 JOB_TIMEOUT_S = 120.0  # no job takes longer; beyond it the requester is told and the queue stays what it is
 CACHE_LIMIT_BYTES = 256 << 20  # what MLX may keep of freed temporaries
+LONG_S = 0.003  # a batch expected to take longer is worth waking the attendant for
 
 
 @dataclass(slots=True)
 class _Job:
     work: Callable[[], object]
     future: Future
-    queued_at: float
     deadline: float | None
 
 
 class MLXThread:
-    """Runs jobs in order on a thread of its own."""
+    """Runs jobs in order and requests in fair order, in turns, on a thread of its own.
 
-    def __init__(self, name: str = "titan-mlx") -> None:
-        self._jobs: Queue[_Job | None] = Queue(MAX_QUEUED)
-        self._closing = False
+    Args:
+        merge: whether requests of one layer are executed together. None: where it gives the same bits, which on
+            Metal and CUDA is so only while nothing is sorted (their sorted kernels depend on the number of pairs).
+    """
+
+    def __init__(self, name: str = "titan-mlx", *, merge: bool | None = None) -> None:
+        self.requests = RequestQueue()
+        self.poller = Poller()
+        self._jobs: deque[_Job] = deque()
+        self._merge = mx.default_device().type == mx.DeviceType.cpu if merge is None else merge
+        self._execute: Execute | None = None
+        self._pair_s = LONG_S  # running mean of seconds a pair; the first batches count as long
+        self._closing = self._ended = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
     @property
     def queued(self) -> int:
-        return self._jobs.qsize()
+        return len(self._jobs) + len(self.requests)
+
+    def serve(self, execute: Execute) -> None:
+        """Who executes requests, on this thread: one outcome a call, in order."""
+        self._execute = execute
+
+    def put(self, request: Request) -> None:
+        """Queue an Execute request; its `respond` is called on this thread.
+
+        Raises:
+            WorkerOverloaded: too many wait already.
+            WorkerDraining: the thread is closing.
+        """
+        if self._closing:
+            raise WorkerDraining("the worker is shutting down")
+        self.requests.put(request)
+        self.poller.wake()
 
     def submit(self, work: Callable[[], T], *, deadline_s: float | None = None) -> Future[T]:
         """Queue a job; it is dropped with WorkerTimeout when it has not begun after `deadline_s`.
@@ -55,12 +87,11 @@ class MLXThread:
         """
         if self._closing:
             raise WorkerDraining("the worker is shutting down")
-        now = time.monotonic()
+        if len(self._jobs) >= MAX_QUEUED:
+            raise WorkerOverloaded(f"{MAX_QUEUED} jobs wait already", "send less at a time")
         future: Future[T] = Future()
-        try:
-            self._jobs.put_nowait(_Job(work, future, now, None if deadline_s is None else now + deadline_s))
-        except Full:
-            raise WorkerOverloaded(f"{MAX_QUEUED} requests wait already", "send less at a time") from None
+        self._jobs.append(_Job(work, future, None if deadline_s is None else time.monotonic() + deadline_s))
+        self.poller.wake()
         return future
 
     def run(self, work: Callable[[], T]) -> T:
@@ -69,29 +100,34 @@ class MLXThread:
 
     def close(self, timeout_s: float) -> bool:
         """Finish what is queued and end the thread; False when that took longer than `timeout_s`."""
-        if self._closing:
-            return not self._thread.is_alive()
         self._closing = True
-        deadline = time.monotonic() + timeout_s
-        try:
-            self._jobs.put(None, timeout=timeout_s)
-        except Full:
+        self.poller.wake()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
             return False
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        return not self._thread.is_alive()
+        self.poller.close()
+        return True
 
     def _loop(self) -> None:
         mx.set_cache_limit(CACHE_LIMIT_BYTES)
-        while (job := self._jobs.get()) is not None:
-            self._run(job)
-            del job
-        while True:  # a job that slipped in behind the end marker
-            try:
-                late = self._jobs.get_nowait()
-            except Empty:
+        while True:
+            idle = not self._jobs and not self.requests
+            if idle and self._closing:
                 break
-            if late is not None:
-                late.future.set_exception(WorkerDraining("the worker is shutting down"))
+            self.poller.read(IDLE_MS if idle else 0)
+            if self._jobs:
+                job = self._jobs.popleft()
+                with self.poller.attended():
+                    self._run(job)
+                del job
+            batch = self.requests.take(merge=self._merge)
+            if batch:
+                self._run_batch(batch)
+            del batch
+        for job in self._jobs:  # slipped in behind the end
+            job.future.set_exception(WorkerDraining("the worker is shutting down"))
+        for request in self.requests.drain():
+            request.respond(WorkerDraining("the worker is shutting down"))
         mx.clear_cache()
         mx.clear_streams()
 
@@ -105,3 +141,37 @@ class MLXThread:
             job.future.set_result(job.work())
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits; the thread must go on
             job.future.set_exception(error if isinstance(error, Exception) else EngineFailed(repr(error)))
+
+    def _run_batch(self, batch: list[Request]) -> None:
+        started = time.perf_counter()
+        live = [request for request in batch if not expired(request, started)]
+        pairs = sum(request.call.pair_rows.shape[0] for request in live)
+        if pairs * self._pair_s > LONG_S:
+            with self.poller.attended():
+                outcomes = self._outcomes(live)
+        else:
+            outcomes = self._outcomes(live)
+        if pairs:
+            self._pair_s += 0.1 * ((time.perf_counter() - started) / pairs - self._pair_s)
+        for request, outcome in zip(live, outcomes, strict=True):
+            if isinstance(outcome, ExecuteResult):
+                queue_us = int((started - request.arrived) * 1e6)
+                outcome = ExecuteResult(
+                    outcome.request_id, outcome.outputs, queue_us, outcome.compute_us, outcome.load_us
+                )
+            request.respond(outcome)
+        for request in batch:
+            if request not in live:
+                request.respond(WorkerTimeout("the request waited longer than its deadline"))
+
+    def _outcomes(self, live: Sequence[Request]) -> Sequence[ExecuteResult | TitanError]:
+        if self._execute is None:
+            return [EngineFailed("nothing executes requests here yet")] * len(live)
+        try:
+            return self._execute([request.call for request in live])
+        except (TitanError, ValueError, RuntimeError, MemoryError) as error:
+            log.error("executing experts failed", exc_info=True)
+            failed = (
+                error if isinstance(error, TitanError) else EngineFailed(f"experts could not be executed ({error})")
+            )
+            return [failed] * len(live)

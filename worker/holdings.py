@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from titan.common.arrays import COMPUTE_DTYPES, from_raw_bits, raw_bits
-from titan.common.errors import MemoryBudgetError, WorkerRefused
+from titan.common.errors import MemoryBudgetError, TitanError, WorkerRefused
 from titan.common.experts import ExpertLayer
 from titan.common.registry.shape import ModelShape
 from titan.common.slots.buffers import LayerBuffers, slot_bytes
@@ -170,22 +170,53 @@ class Holdings:
 
         self._mlx.run(work)
 
-    def execute(self, call: ExecuteCall) -> ExecuteResult:
-        """Run a request's pairs. On the MLX thread.
+    def execute(self, calls: Sequence[ExecuteCall]) -> list[ExecuteResult | TitanError]:
+        """Run requests for one layer that sort alike, together: one outcome each. On the MLX thread.
 
-        Raises:
-            WorkerRefused: an expert that is not held.
+        A request for an expert that is not held is refused; the others are executed. Times are those of the kernel
+        they shared.
         """
+        layer = self._layers.get(calls[0].layer)
+        refusals = [_refusal(call, layer) for call in calls]
+        good = [call for call, refusal in zip(calls, refusals, strict=True) if refusal is None]
+        results = iter(self._run(layer, good) if layer is not None and good else ())
+        return [refusal or next(results) for refusal in refusals]
+
+    def _run(self, layer: ExpertLayer, calls: Sequence[ExecuteCall]) -> list[ExecuteResult]:
         start = time.perf_counter()
-        layer = self._layers.get(call.layer)
-        held: Iterable[int] = layer.table.slots if layer is not None else ()
-        unknown = set(call.pair_experts.tolist()).difference(held)
-        if layer is None or unknown:
-            raise WorkerRefused(f"experts {sorted(unknown)[:8]} of layer {call.layer} are not held here", "assign them")
-        x = from_raw_bits(call.activations, COMPUTE_DTYPES[self.compute_dtype][1])
-        outputs = raw_bits(layer.run_pairs(x, call.pair_rows, call.pair_experts, sort=call.sort))
+        stalled_s = layer.table.counts.stall_s
+        bits, rows, experts = _joined(calls)
+        x = from_raw_bits(bits, COMPUTE_DTYPES[self.compute_dtype][1])
+        outputs = raw_bits(layer.run_pairs(x, rows, experts, sort=calls[0].sort))
         layer.settle()
-        return ExecuteResult(call.request_id, outputs, 0, int((time.perf_counter() - start) * 1e6))
+        load_us = int((layer.table.counts.stall_s - stalled_s) * 1e6)
+        compute_us = int((time.perf_counter() - start) * 1e6) - load_us
+        results = []
+        end = 0
+        for call in calls:
+            begin, end = end, end + call.pair_rows.shape[0]
+            results.append(ExecuteResult(call.request_id, outputs[begin:end], 0, compute_us, load_us))
+        return results
+
+
+def _refusal(call: ExecuteCall, layer: ExpertLayer | None) -> WorkerRefused | None:
+    unknown = set(call.pair_experts.tolist()).difference(layer.table.slots if layer is not None else ())
+    if not unknown:
+        return None
+    return WorkerRefused(f"experts {sorted(unknown)[:8]} of layer {call.layer} are not held here", "assign them")
+
+
+def _joined(calls: Sequence[ExecuteCall]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Activations, rows and experts of all calls as if they were one."""
+    if len(calls) == 1:
+        return calls[0].activations, calls[0].pair_rows, calls[0].pair_experts
+    offsets = np.cumsum([0, *(call.activations.shape[0] for call in calls[:-1])]).astype(np.uint32)
+    rows = [call.pair_rows + offset for call, offset in zip(calls, offsets, strict=True)]
+    return (
+        np.concatenate([call.activations for call in calls]),
+        np.concatenate(rows),
+        np.concatenate([call.pair_experts for call in calls]),
+    )
 
 
 def _no_fill(layer: int, expert: int, _targets: Sequence[np.ndarray]) -> None:

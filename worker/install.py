@@ -75,9 +75,16 @@ class Progress:
         self.experts_done += 1
         self.bytes_done += expert_bytes
 
-    def message(self, *, installed: bool = False, needed: Sequence[pb.LayerExperts] = ()) -> pb.AssignProgress:
+    def message(
+        self,
+        *,
+        installed: bool = False,
+        needed: Sequence[pb.LayerExperts] = (),
+        held: Sequence[pb.LayerExperts] = (),
+    ) -> pb.AssignProgress:
         return pb.AssignProgress(
             needed=needed,
+            held=held,
             experts_done=self.experts_done,
             experts_total=self.experts_total,
             bytes_done=self.bytes_done,

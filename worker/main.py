@@ -22,12 +22,13 @@ from titan.common.platform import keep_awake, memory_budget_bytes, set_nofile_li
 from titan.common.registry import ModelShape, open_checkpoint
 from titan.common.security.credentials import load_credentials_dir
 from titan.common.security.identity import Role
-from titan.common.security.tls import grpc_server_credentials
+from titan.common.security.tls import grpc_server_credentials, server_ssl_context
 from titan.common.store import ExpertStore
 from titan.common.units import format_bytes, parse_size
 from titan.common.wire.messages import MAX_MESSAGE_BYTES
 from titan.proto.titan.v1 import worker_pb2_grpc as pb_grpc
 from titan.worker.engine import MLXThread
+from titan.worker.lane.listener import LaneListener
 from titan.worker.service import WorkerService
 
 log = get_logger("worker")
@@ -36,6 +37,7 @@ DEFAULT_LISTEN = "0.0.0.0:7077"
 DEFAULT_CERTS = Path("~/.titan/certs")
 HANDLER_THREADS = 32  # streams hold one each: see MAX_SESSIONS and MAX_STREAMS_PER_SESSION
 DRAIN_S = 10.0
+LANES_DRAIN_S = 2.0  # for coordinators to see the announcement and close their lanes
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -57,6 +59,7 @@ def serve(
     ] = None,
     certs: Annotated[Path, typer.Option(help="Folder with ca.pem and this worker's certificate.")] = DEFAULT_CERTS,
     name: Annotated[str | None, typer.Option(help="Which certificate, when the folder has several.")] = None,
+    lane_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the lanes; 0 takes a free one.")] = 0,
     memory: Annotated[str | None, typer.Option(help="Most bytes of experts to hold, e.g. 8GiB.")] = None,
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
@@ -104,12 +107,21 @@ def serve(
         raise AddressInUse(
             f"{address} cannot be listened on ({_reason(error)})", "stop what uses it, or give another --listen"
         ) from error
+    service.lanes = LaneListener(
+        host,
+        lane_port,
+        server_ssl_context(credentials),
+        service.tokens,
+        service.execution.open_lane,
+        service.execution.lane_counts,
+    )
     server.start()
     with keep_awake():
         log.info(
             "listening",
             worker=credentials.identity.name,
             address=join_address(host, bound),
+            lane_port=service.lanes.port,
             memory=format_bytes(budget),
             model=str(model) if model is not None else "experts are sent by the coordinator",
             fingerprint=checkpoint[0].fingerprint[:12] if checkpoint else "-",
@@ -129,8 +141,8 @@ def _follow_parent(parent: int, stopping: threading.Event) -> None:
 def _drain(server: grpc.Server, service: WorkerService, mlx_thread: MLXThread) -> None:
     """Answer what is queued, refuse what comes, free the memory."""
     started = time.monotonic()
-    service.draining = True
     log.info("draining", queued=mlx_thread.queued)
+    service.drain(LANES_DRAIN_S)
     finished = mlx_thread.close(DRAIN_S)
     server.stop(grace=1.0).wait(DRAIN_S)
     if not finished:

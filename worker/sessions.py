@@ -81,13 +81,17 @@ class Sessions:
         session.last_seen = time.monotonic()
         return session
 
+    def is_live(self, session: Session) -> bool:
+        """Whether the session has neither been closed nor replaced."""
+        return self._sessions.get(session.id) is session
+
     def close(self, session: Session) -> None:
         with self._lock:
             if self._sessions.get(session.id) is session:
                 del self._sessions[session.id]
 
     def begin_stream(self, session: Session) -> None:
-        """Count an Execute stream; WorkerOverloaded beyond the limit."""
+        """Count an Execute stream or a lane; WorkerOverloaded beyond the limit."""
         with self._lock:
             if session.streams >= MAX_STREAMS_PER_SESSION:
                 raise WorkerOverloaded(f"session of {session.coordinator!r} has {session.streams} streams open already")

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -176,6 +176,8 @@ class HostsConfig(Section):
     workers: tuple[Worker, ...] = Field(default=(), max_length=MAX_WORKERS)
     tls: TlsPaths = Field(default_factory=dict, validate_default=True)  # type: ignore[arg-type]
     timeouts: Timeouts = Field(default_factory=Timeouts)
+    transport: Literal["auto", "lane", "grpc"] = "auto"
+    """What carries a layer's request: `auto` measures both at the start of a session and takes the faster."""
 
     @field_validator("workers", mode="before")
     @classmethod

@@ -13,6 +13,9 @@ PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 32 << 20  # a peer's message beyond this is refused before it is parsed
 SPLIT_BYTES = 8 << 20  # a coordinator splits a layer's request so that neither direction is larger
 PART_BYTES = 1 << 20  # an expert is pushed in parts of this size
+MAX_ROWS = 1 << 16
+MAX_PAIRS = 1 << 20
+MAX_DEADLINE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class ExecuteCall:
         pair_rows: [P] uint32, each < R.
         pair_experts: [P] uint32.
         sort: whether mlx-lm would sort the whole layer's pairs.
-        deadline_s: seconds after which nobody waits for the answer any more.
+        deadline_s: seconds after which nobody waits for the answer any more; 0 for no limit of the sender's.
     """
 
     request_id: int
@@ -37,15 +40,24 @@ class ExecuteCall:
     sort: bool
     deadline_s: float
 
+    @property
+    def deadline_us(self) -> int:
+        return min(int(self.deadline_s * 1e6), 0xFFFFFFFF)
+
 
 @dataclass(frozen=True, slots=True)
 class ExecuteResult:
-    """One reply: outputs [P, D] raw bits in the order of the pairs, and where the worker's time went."""
+    """One reply: outputs [P, D] raw bits in the order of the pairs, and where the worker's time went.
+
+    `queue_us` is the wait for the MLX thread, `load_us` the reading of experts that were not in memory, `compute_us`
+    the rest of the execution.
+    """
 
     request_id: int
     outputs: np.ndarray
     queue_us: int
     compute_us: int
+    load_us: int = 0
 
 
 def split_pairs(pair_count: int, hidden_size: int, itemsize: int, split_bytes: int = SPLIT_BYTES) -> list[slice]:

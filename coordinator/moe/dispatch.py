@@ -105,6 +105,10 @@ class Dispatcher:
             y = self._execute_split(layer, local, x2, experts, owners)
         return y.reshape(*indices.shape, x.shape[-1])
 
+    def local(self, layer: int) -> ExpertLayer:
+        """This node's experts of a layer."""
+        return self._layers[layer]
+
     def executed_at_home(self, pairs: int) -> None:
         self.executed.local += pairs
 
@@ -144,51 +148,45 @@ class Dispatcher:
         flat = experts.reshape(-1)
         rows = np.repeat(np.arange(experts.shape[0], dtype=np.uint32), experts.shape[1])
         sort = flat.size >= SORT_AT_PAIRS
-        by_worker: dict[str, tuple[Worker, ReadyWorker, list[int]]] = {}
-        for expert, (worker, state) in owners.items():
-            by_worker.setdefault(worker.name, (worker, state, []))[2].append(expert)
-
+        senders, owner_of_pair = _by_owner(flat, owners)
         bits = raw_bits(x)
-        remote_mask = np.zeros(flat.shape, bool)
-        for worker, state, theirs in by_worker.values():
-            mask = np.isin(flat, theirs)
-            remote_mask |= mask
-            self._send(layer, worker, state, bits, rows, flat, np.flatnonzero(mask), sort)
+        for number, (_, state) in enumerate(senders):
+            self._send(layer, state, bits, rows, flat, np.flatnonzero(owner_of_pair == number), sort)
         try:
-            mine = np.flatnonzero(~remote_mask)
+            mine = np.flatnonzero(owner_of_pair < 0)
             parts, positions = [], []
             if mine.size:
                 self._count_local(local, flat[mine])
                 parts.append(local.run_pairs(x, rows[mine], flat[mine], sort=sort))
                 positions.append(mine)
                 mx.async_eval(parts[0])
-            outputs: list[tuple[np.ndarray, np.ndarray]] = []
-            failed = self._collect(outputs)
+            outputs = np.empty((flat.size - mine.size, x.shape[1]), bits.dtype)
+            answered, failed = self._collect(outputs)
         except BaseException:
             self.exchange.abandon()
             raise
-        if outputs:
-            received = [result for _, result in outputs]
-            joined = received[0] if len(received) == 1 else np.concatenate(received)
-            parts.append(from_raw_bits(joined, self._dtype))
-            positions.extend(place for place, _ in outputs)
+        if answered:
+            positions.extend(answered)
+            parts.append(from_raw_bits(outputs[: sum(p.size for p in answered)], self._dtype))
+        self._set_aside(senders, failed)
         if failed:
             again = np.concatenate([f.outstanding.positions for f in failed])
-            self._set_aside(failed)
             self.executed.fallbacks += again.size
             self._count_local(local, flat[again])
             parts.append(local.run_pairs(x, rows[again], flat[again], sort=sort))
             positions.append(again)
         y = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        order = np.argsort(np.concatenate(positions)).astype(np.uint32)
-        if not np.array_equal(order, np.arange(order.size)):
-            y = y[mx.array(order)]
-        return y
+        place = positions[0] if len(positions) == 1 else np.concatenate(positions)
+        counted = np.arange(flat.size, dtype=np.uint32)
+        if np.array_equal(place, counted):  # the router's order already
+            return y
+        order = np.empty_like(counted)
+        order[place] = counted
+        return y[mx.array(order)]
 
     def _send(
         self,
         layer: int,
-        worker: Worker,
         state: ReadyWorker,
         bits: np.ndarray,
         rows: np.ndarray,
@@ -199,38 +197,74 @@ class Dispatcher:
         """Send a worker its pairs; each activation row travels once a request."""
         for part in split_pairs(positions.size, self._hidden_size, self._itemsize):
             chosen = positions[part]
-            used, pair_rows = np.unique(rows[chosen], return_inverse=True)
+            activations, pair_rows = _used_rows(bits, rows[chosen])
             call = ExecuteCall(
                 request_id=self.exchange.next_id(),
                 layer=layer,
-                activations=bits if used.size == bits.shape[0] else bits[used],
-                pair_rows=pair_rows.astype(np.uint32),
+                activations=activations,
+                pair_rows=pair_rows,
                 pair_experts=experts[chosen].astype(np.uint32, copy=False),
                 sort=sort,
                 deadline_s=state.deadline_s(positions.size),
             )
-            self.exchange.send(worker.name, state.transport, call, chosen)
+            self.exchange.send(state.transport, call, chosen)
 
-    def _collect(self, outputs: list[tuple[np.ndarray, np.ndarray]]) -> list[Failed]:
+    def _collect(self, outputs: np.ndarray) -> tuple[list[np.ndarray], list[Failed]]:
+        """Put results into `outputs` one behind the other; returns their pairs' positions, and what failed."""
         start = time.perf_counter()
+        answered: list[np.ndarray] = []
+        filled = 0
 
         def take(outstanding: Outstanding, result: ExecuteResult) -> None:
-            outputs.append((outstanding.positions, result.outputs))
+            nonlocal filled
+            positions = outstanding.positions
+            outputs[filled : filled + positions.size] = result.outputs
+            filled += positions.size
+            answered.append(positions)
             remote = self.executed.remote
-            remote[outstanding.worker] = remote.get(outstanding.worker, 0) + outstanding.positions.size
+            remote[outstanding.worker] = remote.get(outstanding.worker, 0) + positions.size
 
         failed = self.exchange.collect(take)
         self.executed.remote_layers += 1
         self.executed.wait_s += time.perf_counter() - start
-        return failed
+        return answered, failed
 
-    def _set_aside(self, failed: list[Failed]) -> None:
-        by_name = {worker.name: worker for worker in self._workers}
-        for failure in failed:
-            by_name[failure.outstanding.worker].set_aside(failure.outstanding.transport, failure.error)
+    def _set_aside(self, senders: Sequence[tuple[Worker, ReadyWorker]], failed: list[Failed]) -> None:
+        """Stop using workers that failed, and those that have said that they are leaving."""
+        errors = {id(f.outstanding.transport): f.error for f in failed}
+        for worker, state in senders:
+            error = errors.get(id(state.transport)) or state.transport.leaving
+            if error is not None:
+                worker.set_aside(state.transport, error)
 
     def _count_local(self, local: ExpertLayer, experts: np.ndarray) -> None:
         slots = local.table.slots
         here = sum(e in slots for e in experts.tolist())
         self.executed.local += here
         self.executed.ssd += experts.size - here
+
+
+def _by_owner(
+    experts: np.ndarray, owners: dict[int, tuple[Worker, ReadyWorker]]
+) -> tuple[list[tuple[Worker, ReadyWorker]], np.ndarray]:
+    """The workers that are asked, and for each pair the number of its worker in that list, -1 for none."""
+    numbers: dict[str, int] = {}
+    senders: list[tuple[Worker, ReadyWorker]] = []
+    of_expert = np.full(int(experts.max()) + 1, -1, np.int16)
+    for expert, owner in owners.items():
+        number = numbers.setdefault(owner[0].name, len(senders))
+        if number == len(senders):
+            senders.append(owner)
+        of_expert[expert] = number
+    return senders, of_expert[experts]
+
+
+def _used_rows(bits: np.ndarray, pair_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct activation rows of some pairs, and each pair's row among them."""
+    if bits.shape[0] == 1:
+        return bits, pair_rows
+    used = np.zeros(bits.shape[0], bool)
+    used[pair_rows] = True
+    if used.all():
+        return bits, pair_rows
+    return bits[used], (np.cumsum(used, dtype=np.uint32) - 1)[pair_rows]

@@ -154,9 +154,11 @@ def install(
 
     Raises:
         WorkerTimeout: no progress for `idle_timeout_s`.
+        WorkerBadReply: its slot tables do not map what it was given.
         WorkerLost, WorkerRefused, MemoryBudgetError: as the worker says.
     """
     name = connection.worker.name
+    held: dict[int, frozenset[int]] = {}
     needed: Queue[list[tuple[int, int]] | None] = Queue(1)
     stream = connection.stub.Assign(_assign_messages(connection, residency, store, needed))
     messages: Queue[pb.AssignProgress | grpc.RpcError | None] = Queue()
@@ -186,14 +188,27 @@ def install(
                 first = True
                 needed.put([(entry.layer, e) for entry in message.needed for e in entry.experts])
             on_progress(Progress(message.experts_done, message.experts_total, message.bytes_done, message.bytes_total))
-            installed = installed or message.installed
+            if message.installed:
+                installed = True
+                held = {entry.layer: frozenset(entry.experts) for entry in message.held}
         if not installed:
             raise WorkerBadReply(f"worker {name} ended Assign before everything was installed")
+        _check_held(name, residency, held)
     finally:
         stream.cancel()
         if needed.empty():
             needed.put(None)
         reader.join(timeout=5)
+
+
+def _check_held(name: str, residency: Residency, held: Mapping[int, frozenset[int]]) -> None:
+    """What the worker's slot tables map must be what it was given."""
+    for layer, experts in residency.items():
+        absent = set(experts) - held.get(layer, frozenset())
+        if absent:
+            raise WorkerBadReply(
+                f"worker {name} says it installed layer {layer}, but its slot table lacks experts {sorted(absent)[:8]}"
+            )
 
 
 def _assign_messages(

@@ -1,19 +1,24 @@
-"""Execute over gRPC's bidirectional stream. One reader thread a session moves replies into the shared inbox."""
+"""Execute over gRPC's bidirectional stream. A reader thread a session wakes the engine's poll through a socket pair."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from queue import SimpleQueue
 
 import grpc
 
-from titan.common.errors import ClusterError, SessionUnknown, WorkerBadReply, WorkerLost, WorkerRefused
+from titan.common.errors import ClusterError, WorkerBadReply, WorkerLost
 from titan.common.wire.codec import decode_result, encode_call
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
-from titan.coordinator.remote.transport import Arrival, Inbox, Transport
+from titan.coordinator.remote.transport import Arrival
 from titan.proto.titan.v1 import worker_pb2 as pb
 from titan.proto.titan.v1.worker_pb2_grpc import WorkerStub
+
+CLOSE_TIMEOUT_S = 5.0
 
 
 class GrpcTransport:
@@ -24,60 +29,81 @@ class GrpcTransport:
         session: as Hello gave it.
         worker: name, for errors.
         dtype: of activations on the wire.
-        inbox: where replies go.
-        on_end: told, on the reader's thread, when the stream has ended.
     """
 
-    def __init__(
-        self,
-        stub: WorkerStub,
-        session: pb.Session,
-        worker: str,
-        dtype: str,
-        inbox: Inbox,
-        on_end: Callable[[Transport, ClusterError], None],
-    ) -> None:
+    name = "grpc"
+
+    def __init__(self, stub: WorkerStub, session: pb.Session, worker: str, dtype: str) -> None:
         self.worker = worker
-        self._on_end = on_end
-        self._session = session
-        self._dtype = dtype
-        self._inbox = inbox
+        self.leaving: ClusterError | None = None
+        self.unsent = False
+        self._session, self._dtype = session, dtype
+        self._end: ClusterError | None = None
+        self._replies: deque[pb.ExecuteReply] = deque()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
         self._outgoing: SimpleQueue[pb.ExecuteRequest | None] = SimpleQueue()
         self._stream = stub.Execute(iter(self._outgoing.get, None))
         self._reader = threading.Thread(target=self._read, name=f"titan-replies-{worker}", daemon=True)
         self._reader.start()
 
+    def fileno(self) -> int:
+        return self._wake_in.fileno()
+
     def send(self, call: ExecuteCall) -> None:
+        if self._end is not None:
+            raise self._end
         self._outgoing.put(encode_call(call, self._session))
 
+    def flush(self) -> None:
+        """Nothing waits here: gRPC's own threads send."""
+
+    def receive(self) -> list[Arrival]:
+        with contextlib.suppress(OSError):
+            self._wake_in.recv(4096)
+        arrivals = []
+        while self._replies:
+            reply = self._replies.popleft()
+            arrivals.append(Arrival(reply.request_id, reply))
+        if not arrivals and self._end is not None:
+            raise self._end
+        return arrivals
+
     def decode(self, arrival: Arrival, call: ExecuteCall) -> ExecuteResult:
-        reply = arrival.payload
-        assert isinstance(reply, pb.ExecuteReply)
-        if reply.HasField("failure"):
-            kind = SessionUnknown if reply.failure.code == "session_unknown" else WorkerRefused
-            raise kind(f"worker {self.worker} did not execute layer {call.layer}: {reply.failure.message[:500]}")
-        return decode_result(reply, call, dtype=self._dtype, worker=self.worker)
+        assert isinstance(arrival.payload, pb.ExecuteReply)
+        return decode_result(arrival.payload, call, dtype=self._dtype, worker=self.worker)
+
+    def release(self, arrival: Arrival) -> None:
+        """Nothing to give back: a message owns its memory."""
 
     def close(self) -> None:
+        self._end = self._end or WorkerLost(f"the session with worker {self.worker} was closed")
         self._outgoing.put(None)
         self._stream.cancel()
-        if threading.current_thread() is not self._reader:
-            self._reader.join(timeout=5)
+        self._reader.join(CLOSE_TIMEOUT_S)
+        self._wake_in.close()
+        self._wake_out.close()
 
     def _read(self) -> None:
         end: ClusterError = WorkerLost(f"worker {self.worker} closed the connection")
         try:
             for reply in _typed(self._stream):
-                self._inbox.put(Arrival(self, reply.request_id, reply))
+                self._replies.append(reply)
+                self._wake()
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else None
             detail = (error.details() or "") if isinstance(error, grpc.Call) else str(error)
             end = WorkerLost(f"the connection to worker {self.worker} broke ({_name(code)}: {detail[:300]})")
         except (ValueError, TypeError) as error:  # a message that does not parse
             end = WorkerBadReply(f"worker {self.worker} sent a message that cannot be read ({error})")
+        self._end = self._end or end
         self._outgoing.put(None)
-        self._inbox.put(Arrival(self, None, end))
-        self._on_end(self, end)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: the poll is awake already; closed: nobody polls
+            self._wake_out.send(b"!")
 
 
 def _typed(stream: object) -> Iterator[pb.ExecuteReply]:

@@ -15,19 +15,24 @@ from dataclasses import dataclass
 import grpc
 
 from titan.common.config.hosts import Timeouts, Worker
-from titan.common.errors import ClusterError, TitanError
+from titan.common.errors import ClusterError, TitanError, WorkerDraining, WorkerRefused
 from titan.common.log import get_logger
 from titan.common.registry.shape import ModelShape
 from titan.common.security.credentials import Credentials
+from titan.common.security.tls import client_ssl_context
 from titan.common.store import ExpertStore
 from titan.common.units import format_bytes, format_seconds
 from titan.coordinator.moe.dispatch import ReadyWorker
-from titan.coordinator.remote.connect import Connection, Progress, greet, install, probe_pair_s
+from titan.coordinator.remote.choose import faster, probing_call
+from titan.coordinator.remote.connect import Connection, Progress, from_rpc_error, greet, install, probe_pair_s
 from titan.coordinator.remote.grpc_transport import GrpcTransport
-from titan.coordinator.remote.transport import Inbox, Transport
+from titan.coordinator.remote.lane_transport import open_lane
+from titan.coordinator.remote.transport import Transport
 from titan.proto.titan.v1 import worker_pb2 as pb
 
 log = get_logger("coordinator.workers")
+
+HEARTBEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class WorkerLink:
     Args:
         worker: name and addresses from hosts.yaml.
         store: where the experts it has to be given are read.
-        inbox: where its replies go.
+        transport: "auto", "lane" or "grpc", as hosts.yaml has it.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class WorkerLink:
         dtype: str,
         instance_id: str,
         store: ExpertStore,
-        inbox: Inbox,
+        transport: str = "auto",
     ) -> None:
         self.name = worker.name
         self.ready: ReadyWorker | None = None
@@ -68,12 +73,12 @@ class WorkerLink:
         self.times_set_aside = 0
         self._worker, self._credentials, self._timeouts = worker, credentials, timeouts
         self._shape, self._dtype, self._instance_id = shape, dtype, instance_id
-        self._store, self._inbox = store, inbox
+        self._store, self._mode = store, transport
         self._residency: Mapping[int, tuple[int, ...]] | None = None
         self._status = LinkStatus(worker.name, "connecting")
         self._changed = threading.Condition()
         self._stop = False
-        self._lost: ClusterError | None = None
+        self._lost: TitanError | None = None
         self._thread = threading.Thread(target=self._keep, name=f"titan-keeper-{worker.name}", daemon=True)
 
     # for the coordinator --------------------------------------------------------------------------------------------
@@ -146,8 +151,10 @@ class WorkerLink:
         """Connect, install, serve until the session is lost. Returns or raises a TitanError."""
         self._set_status("connecting")
         connection = greet(self._worker, self._credentials, self._timeouts, self._shape, self._dtype, self._instance_id)
-        transport: GrpcTransport | None = None
+        transports: list[Transport] = []
         try:
+            if self._mode != "grpc":
+                transports += self._open_lane(connection)
             self.memory_budget_bytes = self._offered_bytes(connection)
             self._set_status("greeted", address=connection.address, epoch=connection.hello.session.epoch)
             with self._changed:
@@ -167,12 +174,13 @@ class WorkerLink:
             )
             if not residency:
                 self._set_status("ready", reason="the plan gives it nothing", address=connection.address)
-                self._wait_until_lost()
+                self._wait_until_lost(connection)
                 return
             pair_s = probe_pair_s(connection, next(iter(residency)), self._shape.top_k, self._timeouts.probe)
-            transport = GrpcTransport(
-                connection.stub, connection.hello.session, self.name, self._dtype, self._inbox, self._stream_ended
-            )
+            if not transports or self._mode == "auto":
+                transports.append(GrpcTransport(connection.stub, connection.hello.session, self.name, self._dtype))
+            call = probing_call(self._shape, self._dtype, residency, self._timeouts.probe)
+            transport = faster(transports, call)
             held = {layer: frozenset(experts) for layer, experts in residency.items()}
             with self._changed:
                 self._lost = None
@@ -184,17 +192,18 @@ class WorkerLink:
                 worker=self.name,
                 address=connection.address,
                 epoch=connection.hello.session.epoch,
+                transport=transport.name,
                 experts=sum(len(e) for e in residency.values()),
                 received=format_bytes(progress.bytes_total if progress else 0),
                 took=format_seconds(time.monotonic() - started),
                 pair_us=round(pair_s * 1e6, 1),
             )
-            self._wait_until_lost()
+            self._wait_until_lost(connection)
         finally:
             self.ready = None
             if self._stop:
                 self._say_goodbye(connection)
-            if transport is not None:
+            for transport in transports:
                 transport.close()
             connection.close()
 
@@ -202,15 +211,54 @@ class WorkerLink:
         offered = connection.hello.memory_budget_bytes
         return offered if self._worker.memory is None else min(offered, self._worker.memory)
 
-    def _stream_ended(self, transport: Transport, error: ClusterError) -> None:
-        self.set_aside(transport, error)
+    def _open_lane(self, connection: Connection) -> list[Transport]:
+        """The lane that Hello offered; none when `auto` may do without.
 
-    def _wait_until_lost(self) -> None:
+        Raises:
+            ClusterError: hosts.yaml wants a lane and there is none.
+        """
+        try:
+            if not connection.hello.lane_port:
+                raise WorkerRefused(f"worker {self.name} offers no lane", "set `transport: grpc` or `auto`")
+            context = client_ssl_context(self._credentials)
+            timeout_s = self._timeouts.connect + self._timeouts.hello
+            return [open_lane(connection.address, connection.hello, context, self.name, self._dtype, timeout_s)]
+        except ClusterError as error:
+            if self._mode == "lane":
+                raise
+            log.warning(f"no lane, gRPC is used: {error}", worker=self.name)
+            return []
+
+    def _wait_until_lost(self, connection: Connection) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stop or self._lost is not None, HEARTBEAT_S)
+                error, self._lost = self._lost, None
+                if isinstance(error, WorkerDraining):  # what it was sent before is still answered
+                    self._changed.wait_for(lambda: self._stop, self._timeouts.execute)
+            if error is not None:
+                raise error
+            if self._stop:
+                return
+            self._heartbeat(connection)
+
+    def _heartbeat(self, connection: Connection) -> None:
+        """Notice an idle worker that is gone or about to go; a busy one shows it on the data path first."""
+        try:
+            reply = connection.stub.Status(pb.StatusRequest(), timeout=self._timeouts.probe)
+        except grpc.RpcError as error:
+            self._lose(from_rpc_error(error, self.name, "Status"))
+        else:
+            if reply.state == "draining":
+                self._lose(WorkerDraining(f"worker {self.name} is shutting down"))
+
+    def _lose(self, error: TitanError) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._stop or self._lost is not None)
-            error, self._lost = self._lost, None
-        if error is not None:
-            raise error
+            if self._lost is not None:
+                return  # dispatch was faster
+            self.ready = None
+            self._lost = error
+        log.warning(f"worker set aside: {error}", worker=self.name)
 
     def _say_goodbye(self, connection: Connection) -> None:
         try:

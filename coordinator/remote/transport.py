@@ -1,42 +1,74 @@
-"""What carries Execute to one worker: a small interface, so that the hot path does not know gRPC.
+"""What carries Execute to one worker: a small interface, so that the hot path knows neither gRPC nor frames.
 
-A transport belongs to one session. Replies arrive in an inbox that all workers share, so that one wait serves all.
+A transport belongs to one session and has one descriptor that becomes readable when something has come, so that one
+poll on the engine's thread serves all workers. Its conformance suite is tests/coordinator/remote/test_conformance.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from titan.common.errors import ClusterError
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """Something came from a worker: a reply to `request_id` (decoded when it is read), or the transport ended."""
+class Arrival(NamedTuple):
+    """A reply to `request_id`, not decoded yet; `payload` is the transport's own."""
 
-    transport: Transport
-    request_id: int | None
-    payload: object  # the transport's own reply message, or a ClusterError
-
-
-Inbox = SimpleQueue[Arrival]
+    request_id: int
+    payload: object
 
 
 class Transport(Protocol):
-    """One session's way to a worker. `send` returns at once; every reply becomes an Arrival in the inbox."""
+    """One session's way to a worker. Used by one thread, except `close`.
+
+    Attributes:
+        name: "lane" or "grpc".
+        worker: name of the worker, for errors.
+        leaving: set once the worker has said that it shuts down: send nothing more, what was sent is still answered.
+    """
+
+    name: str
+    worker: str
+    leaving: ClusterError | None
+
+    def fileno(self) -> int:
+        """To poll for reading, and for writing while `unsent`; -1 when closed."""
+        ...
+
+    @property
+    def unsent(self) -> bool:
+        """Whether part of a call waits for the socket to take more."""
+        ...
 
     def send(self, call: ExecuteCall) -> None:
-        """Queue a call. After the transport has ended this does nothing: the end has been announced in the inbox."""
+        """Begin to send a call; returns at once.
+
+        Raises:
+            ClusterError: the transport has ended.
+        """
+
+    def flush(self) -> None:
+        """The descriptor is writable: go on sending. Raises as `send` does."""
+
+    def receive(self) -> list[Arrival]:
+        """The replies that have come, none when there are none; `release` each.
+
+        Raises:
+            ClusterError: the transport has ended, after what came before its end has been returned.
+        """
+        ...
 
     def decode(self, arrival: Arrival, call: ExecuteCall) -> ExecuteResult:
-        """The checked result of an arrival.
+        """The checked result of an arrival; its outputs are valid until `release`.
 
         Raises:
             ClusterError: the worker refused the call, or its answer is not what was asked for.
         """
         ...
 
+    def release(self, arrival: Arrival) -> None:
+        """The arrival's memory may be used again."""
+
     def close(self) -> None:
-        """End the transport; nothing arrives from it afterwards that anyone waits for."""
+        """End the transport, from any thread. Whoever polls its descriptor is woken."""

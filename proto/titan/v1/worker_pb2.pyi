@@ -31,7 +31,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., mlx_version: _Optional[str] = ..., instance_id: _Optional[str] = ..., model_shape: _Optional[str] = ..., compute_dtype: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol_version", "software_version", "session", "memory_budget_bytes", "has_checkpoint", "max_message_bytes", "worker_id", "device")
+    __slots__ = ("protocol_version", "software_version", "session", "memory_budget_bytes", "has_checkpoint", "max_message_bytes", "worker_id", "device", "lane_port", "lane_token")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,8 @@ class HelloReply(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    LANE_PORT_FIELD_NUMBER: _ClassVar[int]
+    LANE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     software_version: str
     session: Session
@@ -48,7 +50,9 @@ class HelloReply(_message.Message):
     max_message_bytes: int
     worker_id: str
     device: str
-    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., memory_budget_bytes: _Optional[int] = ..., has_checkpoint: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., worker_id: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+    lane_port: int
+    lane_token: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., memory_budget_bytes: _Optional[int] = ..., has_checkpoint: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., worker_id: _Optional[str] = ..., device: _Optional[str] = ..., lane_port: _Optional[int] = ..., lane_token: _Optional[bytes] = ...) -> None: ...
 
 class LayerExperts(_message.Message):
     __slots__ = ("layer", "experts")
@@ -87,20 +91,22 @@ class ExpertPart(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., expert: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class AssignProgress(_message.Message):
-    __slots__ = ("needed", "experts_done", "experts_total", "bytes_done", "bytes_total", "installed")
+    __slots__ = ("needed", "experts_done", "experts_total", "bytes_done", "bytes_total", "installed", "held")
     NEEDED_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_DONE_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
     BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     INSTALLED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     needed: _containers.RepeatedCompositeFieldContainer[LayerExperts]
     experts_done: int
     experts_total: int
     bytes_done: int
     bytes_total: int
     installed: bool
-    def __init__(self, needed: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ..., experts_done: _Optional[int] = ..., experts_total: _Optional[int] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., installed: _Optional[bool] = ...) -> None: ...
+    held: _containers.RepeatedCompositeFieldContainer[LayerExperts]
+    def __init__(self, needed: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ..., experts_done: _Optional[int] = ..., experts_total: _Optional[int] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., installed: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ...) -> None: ...
 
 class ExecuteRequest(_message.Message):
     __slots__ = ("session", "request_id", "layer", "rows", "activations", "pair_rows", "pair_experts", "sort", "deadline_us")
@@ -125,18 +131,20 @@ class ExecuteRequest(_message.Message):
     def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., request_id: _Optional[int] = ..., layer: _Optional[int] = ..., rows: _Optional[int] = ..., activations: _Optional[bytes] = ..., pair_rows: _Optional[bytes] = ..., pair_experts: _Optional[bytes] = ..., sort: _Optional[bool] = ..., deadline_us: _Optional[int] = ...) -> None: ...
 
 class ExecuteReply(_message.Message):
-    __slots__ = ("request_id", "outputs", "queue_us", "compute_us", "failure")
+    __slots__ = ("request_id", "outputs", "queue_us", "compute_us", "failure", "load_us")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_US_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     outputs: bytes
     queue_us: int
     compute_us: int
     failure: Failure
-    def __init__(self, request_id: _Optional[int] = ..., outputs: _Optional[bytes] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    load_us: int
+    def __init__(self, request_id: _Optional[int] = ..., outputs: _Optional[bytes] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., load_us: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "message")
@@ -171,7 +179,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("worker_id", "software_version", "state", "memory_budget_bytes", "expert_bytes", "process_bytes", "fingerprint", "experts", "sessions", "requests", "pairs", "refused", "uptime_s")
+    __slots__ = ("worker_id", "software_version", "state", "memory_budget_bytes", "expert_bytes", "process_bytes", "fingerprint", "experts", "sessions", "requests", "pairs", "refused", "uptime_s", "lanes", "lanes_refused", "malformed_frames")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +193,9 @@ class StatusReply(_message.Message):
     PAIRS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    LANES_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    MALFORMED_FRAMES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     software_version: str
     state: str
@@ -198,7 +209,10 @@ class StatusReply(_message.Message):
     pairs: int
     refused: int
     uptime_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., software_version: _Optional[str] = ..., state: _Optional[str] = ..., memory_budget_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., process_bytes: _Optional[int] = ..., fingerprint: _Optional[str] = ..., experts: _Optional[int] = ..., sessions: _Optional[int] = ..., requests: _Optional[int] = ..., pairs: _Optional[int] = ..., refused: _Optional[int] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+    lanes: int
+    lanes_refused: int
+    malformed_frames: int
+    def __init__(self, worker_id: _Optional[str] = ..., software_version: _Optional[str] = ..., state: _Optional[str] = ..., memory_budget_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., process_bytes: _Optional[int] = ..., fingerprint: _Optional[str] = ..., experts: _Optional[int] = ..., sessions: _Optional[int] = ..., requests: _Optional[int] = ..., pairs: _Optional[int] = ..., refused: _Optional[int] = ..., uptime_s: _Optional[float] = ..., lanes: _Optional[int] = ..., lanes_refused: _Optional[int] = ..., malformed_frames: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("session",)

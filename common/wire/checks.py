@@ -1,0 +1,110 @@
+"""What a request and a reply of Execute must satisfy, whatever the transport that carried them.
+
+Sizes are checked before anything is viewed, ids before anything is executed. Knows neither protobuf nor sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from titan.common.arrays import COMPUTE_DTYPES
+from titan.common.errors import ClusterError, SessionUnknown, WireError, WorkerBadReply, WorkerDraining, WorkerRefused
+from titan.common.wire.messages import MAX_PAIRS, MAX_ROWS, ExecuteCall
+
+U32 = np.dtype("<u4")
+MAX_FAILURE_CHARACTERS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What Hello agreed on: D, experts a layer, and the dtype of activations on the wire."""
+
+    hidden_size: int
+    num_experts: int
+    dtype: str
+
+    @property
+    def row_bytes(self) -> int:
+        return self.hidden_size * COMPUTE_DTYPES[self.dtype][0].itemsize
+
+
+def checked_call(
+    limits: Limits,
+    *,
+    request_id: int,
+    layer: int,
+    rows: int,
+    activations: bytes | memoryview,
+    pair_rows: bytes | memoryview,
+    pair_experts: bytes | memoryview,
+    sort: bool,
+    deadline_us: int,
+) -> ExecuteCall:
+    """A peer's request as a value whose arrays view the memory given.
+
+    Raises:
+        WireError: sizes that do not fit each other, or ids out of range.
+    """
+    if not 1 <= rows <= MAX_ROWS:
+        raise WireError(f"request {request_id} has {rows} rows, not 1..{MAX_ROWS}")
+    if len(activations) != rows * limits.row_bytes:
+        raise WireError(
+            f"request {request_id} carries {len(activations)} bytes of activations for {rows} rows of "
+            f"{limits.hidden_size} {limits.dtype}"
+        )
+    pairs, odd = divmod(len(pair_rows), 4)
+    if not 1 <= pairs <= MAX_PAIRS or odd or len(pair_rows) != len(pair_experts):
+        raise WireError(
+            f"request {request_id} has {len(pair_rows)} bytes of rows and {len(pair_experts)} bytes of experts, not "
+            f"1..{MAX_PAIRS} pairs"
+        )
+    row_ids, expert_ids = np.frombuffer(pair_rows, U32), np.frombuffer(pair_experts, U32)
+    if (highest := int(row_ids.max())) >= rows:
+        raise WireError(f"request {request_id} names row {highest} of {rows}")
+    if (highest := int(expert_ids.max())) >= limits.num_experts:
+        raise WireError(f"request {request_id} names expert {highest} of {limits.num_experts}")
+    bits = COMPUTE_DTYPES[limits.dtype][0]
+    return ExecuteCall(
+        request_id=request_id,
+        layer=layer,
+        activations=np.frombuffer(activations, bits).reshape(rows, limits.hidden_size),
+        pair_rows=row_ids,
+        pair_experts=expert_ids,
+        sort=sort,
+        deadline_s=deadline_us / 1e6,
+    )
+
+
+def checked_outputs(outputs: bytes | memoryview, call: ExecuteCall, *, dtype: str, worker: str) -> np.ndarray:
+    """A worker's outputs for `call`: [P, D] raw bits that view the memory given.
+
+    Raises:
+        WorkerBadReply: another size than asked for, or a value that is not finite.
+    """
+    bits = COMPUTE_DTYPES[dtype][0]
+    shape = (call.pair_rows.shape[0], call.activations.shape[1])
+    if len(outputs) != shape[0] * shape[1] * bits.itemsize:
+        raise WorkerBadReply(
+            f"worker {worker} answered {len(outputs)} bytes for {shape[0]} outputs of {shape[1]} {dtype} "
+            f"in layer {call.layer}"
+        )
+    values = np.frombuffer(outputs, bits).reshape(shape)
+    if not _finite(values, dtype):
+        raise WorkerBadReply(f"worker {worker} answered values that are not finite in layer {call.layer}")
+    return values
+
+
+def failure_error(worker: str, call: ExecuteCall, code: str, message: str) -> ClusterError:
+    """The named error behind a worker's refusal of `call`."""
+    kinds: dict[str, type[ClusterError]] = {"session_unknown": SessionUnknown, "worker_draining": WorkerDraining}
+    kind = kinds.get(code, WorkerRefused)
+    return kind(f"worker {worker} did not execute layer {call.layer}: {message[:MAX_FAILURE_CHARACTERS]}")
+
+
+def _finite(outputs: np.ndarray, dtype: str) -> bool:
+    if dtype == "float32":
+        return bool(np.isfinite(outputs).all())
+    exponent = 0x7F80 if dtype == "bfloat16" else 0x7C00
+    return not bool(((outputs & exponent) == exponent).any())

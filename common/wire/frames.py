@@ -1,0 +1,209 @@
+"""The lane's frames: a header of 40 bytes, little endian, then a payload whose layout the kind decides.
+
+    header   version u8 | kind u8 | dtype u8 | flags u8 | layer u32 | request id u64 | epoch u64
+             | rows u32 | pairs u32 | deadline us u32 | length u32
+    OPEN     token of 32 bytes                      coordinator -> worker, first frame
+    OPENED   empty; `epoch` is the session's        worker -> coordinator
+    EXECUTE  pair_rows [P] u32, pair_experts [P] u32, activations [R, D]
+    RESULT   queue us, compute us, load us, 0: u32 each; outputs [P, D]
+    FAILURE  error code, NUL, sentence, in UTF-8    request id 0 concerns the lane, not a request
+    PING     anything up to 64 KiB, comes back as PONG
+
+Every number is bounded by `parse_header` before anything is allocated. Pure functions; knows no socket.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from titan.common.errors import ClusterError, TitanError, WireError
+from titan.common.wire.checks import MAX_FAILURE_CHARACTERS, Limits, checked_call, checked_outputs, failure_error
+from titan.common.wire.messages import MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_ROWS, ExecuteCall, ExecuteResult
+
+LANE_VERSION = 1
+TOKEN_BYTES = 32
+MAX_PING_BYTES = 64 << 10
+MAX_FAILURE_BYTES = 4 * MAX_FAILURE_CHARACTERS + 64
+HEADER = struct.Struct("<BBBBIQQIIII")
+HEADER_BYTES = HEADER.size
+TIMES = struct.Struct("<IIII")
+FLAG_SORT = 1
+_KNOWN_FLAGS = FLAG_SORT
+
+DTYPE_NUMBERS = {"float32": 1, "bfloat16": 2, "float16": 3}
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    OPEN = 1
+    OPENED = 2
+    EXECUTE = 3
+    RESULT = 4
+    FAILURE = 5
+    PING = 6
+    PONG = 7
+
+
+_MAX_LENGTH = {
+    Kind.OPEN: TOKEN_BYTES,
+    Kind.OPENED: 0,
+    Kind.EXECUTE: MAX_MESSAGE_BYTES,
+    Kind.RESULT: MAX_MESSAGE_BYTES,
+    Kind.FAILURE: MAX_FAILURE_BYTES,
+    Kind.PING: MAX_PING_BYTES,
+    Kind.PONG: MAX_PING_BYTES,
+}
+TO_WORKER = frozenset({Kind.OPEN, Kind.EXECUTE, Kind.PING})
+TO_COORDINATOR = frozenset({Kind.OPENED, Kind.RESULT, Kind.FAILURE, Kind.PONG})
+
+
+class Header(NamedTuple):
+    """The fixed part of a frame; `length` counts the payload's bytes."""
+
+    version: int
+    kind: int
+    dtype: int
+    flags: int
+    layer: int
+    request_id: int
+    epoch: int
+    rows: int
+    pairs: int
+    deadline_us: int
+    length: int
+
+
+def parse_header(data: bytearray | bytes | memoryview, allowed: frozenset[Kind]) -> Header:
+    """The header at the beginning of `data`.
+
+    Raises:
+        WireError: what follows cannot be a frame of this protocol; the connection is of no use any more.
+    """
+    header = Header._make(HEADER.unpack_from(data))
+    if header.version != LANE_VERSION:
+        raise WireError(f"a frame of version {header.version} came, not {LANE_VERSION}")
+    if header.kind not in allowed:
+        raise WireError(f"a frame of kind {header.kind} came, which has no place here")
+    if header.length > _MAX_LENGTH[Kind(header.kind)]:
+        raise WireError(f"a {Kind(header.kind).name} frame of {header.length} bytes came, more than allowed")
+    if header.flags & ~_KNOWN_FLAGS:
+        raise WireError(f"a frame with unknown flags {header.flags:#x} came")
+    if header.rows > MAX_ROWS or header.pairs > MAX_PAIRS:
+        raise WireError(f"a frame of {header.rows} rows and {header.pairs} pairs came, more than allowed")
+    return header
+
+
+def pack(
+    kind: Kind,
+    *,
+    length: int = 0,
+    request_id: int = 0,
+    epoch: int = 0,
+    dtype: int = 0,
+    flags: int = 0,
+    layer: int = 0,
+    rows: int = 0,
+    pairs: int = 0,
+    deadline_us: int = 0,
+) -> bytes:
+    """A header's bytes."""
+    return HEADER.pack(LANE_VERSION, kind, dtype, flags, layer, request_id, epoch, rows, pairs, deadline_us, length)
+
+
+def encode_execute(call: ExecuteCall, epoch: int, dtype: str) -> list[bytes | np.ndarray]:
+    """An EXECUTE frame as parts to send one after another; arrays are not copied."""
+    rows, pairs = call.activations.shape[0], call.pair_rows.shape[0]
+    header = HEADER.pack(
+        LANE_VERSION,
+        Kind.EXECUTE,
+        DTYPE_NUMBERS[dtype],
+        FLAG_SORT if call.sort else 0,
+        call.layer,
+        call.request_id,
+        epoch,
+        rows,
+        pairs,
+        call.deadline_us,
+        call.activations.nbytes + 8 * pairs,
+    )
+    return [header, call.pair_rows, call.pair_experts, call.activations]
+
+
+def decode_execute(header: Header, payload: memoryview, limits: Limits) -> ExecuteCall:
+    """The checked request of an EXECUTE frame; its arrays view `payload`.
+
+    Raises:
+        WireError: sizes that do not fit each other, ids out of range, or another dtype than agreed.
+    """
+    if header.dtype != DTYPE_NUMBERS[limits.dtype]:
+        raise WireError(f"request {header.request_id} has dtype {header.dtype}, not {limits.dtype}")
+    ids = 4 * header.pairs
+    return checked_call(
+        limits,
+        request_id=header.request_id,
+        layer=header.layer,
+        rows=header.rows,
+        activations=payload[2 * ids :],
+        pair_rows=payload[:ids],
+        pair_experts=payload[ids : 2 * ids],
+        sort=bool(header.flags & FLAG_SORT),
+        deadline_us=header.deadline_us,
+    )
+
+
+def encode_result(result: ExecuteResult, epoch: int, dtype: str) -> list[bytes | np.ndarray]:
+    """A RESULT frame as parts to send one after another; the outputs are not copied."""
+    pairs = result.outputs.shape[0]
+    header = HEADER.pack(
+        LANE_VERSION,
+        Kind.RESULT,
+        DTYPE_NUMBERS[dtype],
+        0,
+        0,
+        result.request_id,
+        epoch,
+        0,
+        pairs,
+        0,
+        TIMES.size + result.outputs.nbytes,
+    )
+    times = (result.queue_us, result.compute_us, result.load_us)
+    return [header + TIMES.pack(*(min(us, 0xFFFFFFFF) for us in times), 0), result.outputs]
+
+
+def decode_result(header: Header, payload: memoryview, call: ExecuteCall, *, dtype: str, worker: str) -> ExecuteResult:
+    """The checked answer to `call` in a RESULT or FAILURE frame; outputs view `payload`.
+
+    Raises:
+        ClusterError: the worker refused, or answered something else than what was asked for.
+    """
+    if header.kind == Kind.FAILURE:
+        raise decode_failure(payload, call, worker)
+    if len(payload) < TIMES.size or header.dtype != DTYPE_NUMBERS[dtype]:
+        payload = payload[:0]  # the check below says what is wrong with it
+        return ExecuteResult(header.request_id, checked_outputs(payload, call, dtype=dtype, worker=worker), 0, 0)
+    queue_us, compute_us, load_us, _ = TIMES.unpack_from(payload)
+    outputs = checked_outputs(payload[TIMES.size :], call, dtype=dtype, worker=worker)
+    return ExecuteResult(header.request_id, outputs, queue_us, compute_us, load_us)
+
+
+def encode_failure(request_id: int, epoch: int, error: TitanError) -> bytes:
+    """A FAILURE frame."""
+    text = f"{error.code}\0{str(error)[:MAX_FAILURE_CHARACTERS]}".encode()
+    return pack(Kind.FAILURE, length=len(text), request_id=request_id, epoch=epoch) + text
+
+
+def split_failure(payload: memoryview) -> tuple[str, str]:
+    """Code and sentence of a FAILURE frame."""
+    code, _, message = bytes(payload).decode("utf-8", "replace").partition("\0")
+    return code[:64], message
+
+
+def decode_failure(payload: memoryview, call: ExecuteCall, worker: str) -> ClusterError:
+    code, message = split_failure(payload)
+    return failure_error(worker, call, code, message)

@@ -1,0 +1,1 @@
+"""The worker's side of the lane: listening, tokens, and one connection's frames."""
