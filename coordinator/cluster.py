@@ -102,7 +102,7 @@ class Cluster:
                     self.dtype,
                     instance_id,
                     self.store,
-                    self.exchange.inbox,
+                    hosts.transport,
                 )
                 for worker in hosts.workers
             ]
