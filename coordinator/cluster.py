@@ -134,7 +134,8 @@ class Cluster:
             self.layers, self.links, self.checkpoint.shape.hidden_size, self.dtype, self.exchange
         )
         self.report("loading attention, routers and embeddings")
-        self.model = load_host_model(self.checkpoint, self.layers, self.dispatcher, self.dtype)
+        self.model = load_host_model(self.checkpoint, self.dtype)
+        self.model.bind(self.layers, self.dispatcher)
         tokenizer = load_tokenizer(self.checkpoint.path)
         self._wait_for_workers()
         log.info(

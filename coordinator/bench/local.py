@@ -47,7 +47,7 @@ class DecodeFigures:
 def bench_decode(path: Path, tokens: int, repeats: int, on_repeat: Callable[[int], None]) -> DecodeFigures:
     """Decode `tokens` tokens with each variant, `repeats` times."""
     checkpoint = open_checkpoint(path)
-    reference, _ = load_model(checkpoint.path, lazy=True)
+    reference, _ = load_model(checkpoint.path, lazy=True, model_config=dict(checkpoint.config_defaults))
     cluster, loaded = load_alone(checkpoint)
     if cluster.dtype == "float32":
         reference.set_dtype(mx.float32)

@@ -1,5 +1,5 @@
 """What mlx-lm itself answers, in a process of its own: `python -m titan.coordinator.demo.reference` reads a JSON object
-`{"model", "prompt", "max_tokens"}` from standard input and writes the greedy tokens as a JSON list.
+`{"model", "defaults", "prompt", "max_tokens"}` from standard input and writes the greedy tokens as a JSON list.
 
 Uses nothing of Titan but the dtype rule: the comparison must not share code with what it checks.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from titan.common.errors import EngineFailed
@@ -16,11 +17,19 @@ from titan.common.errors import EngineFailed
 TIMEOUT_S = 600.0
 
 
-def reference_tokens(model: Path, prompt: list[int], max_tokens: int) -> list[int]:
-    """Greedy tokens of mlx-lm's generate_step on the same checkpoint, up to the end-of-text token."""
+def reference_tokens(
+    model: Path, prompt: list[int], max_tokens: int, defaults: Mapping[str, object] | None = None
+) -> list[int]:
+    """Greedy tokens of mlx-lm's generate_step on the same checkpoint, up to the end-of-text token.
+
+    Args:
+        defaults: the family's values for keys that config.json leaves out (`Checkpoint.config_defaults`).
+    """
     child = subprocess.run(
         [sys.executable, "-m", "titan.coordinator.demo.reference"],
-        input=json.dumps({"model": str(model), "prompt": prompt, "max_tokens": max_tokens}),
+        input=json.dumps(
+            {"model": str(model), "defaults": dict(defaults or {}), "prompt": prompt, "max_tokens": max_tokens}
+        ),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -37,7 +46,7 @@ def _main() -> None:
     from mlx_lm.utils import load_model, load_tokenizer
 
     request = json.load(sys.stdin)
-    model, _ = load_model(Path(request["model"]), lazy=True)
+    model, _ = load_model(Path(request["model"]), lazy=True, model_config=request["defaults"])
     if mx.default_device().type == mx.DeviceType.cpu:
         model.set_dtype(mx.float32)
     ends = load_tokenizer(Path(request["model"])).eos_token_ids

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from titan.common.errors import TitanError
 from titan.coordinator.cluster import Cluster, ClusterOptions
@@ -100,7 +99,9 @@ async def run_demo(
                     on_kill(victim.name)
             else:
                 finished = event
-        assert finished is not None and cluster.dispatcher is not None and cluster.plan is not None
+        assert finished is not None
+        assert cluster.dispatcher is not None
+        assert cluster.plan is not None
         executed = cluster.dispatcher.executed
         plan = cluster.plan
         reports = [
@@ -120,7 +121,10 @@ async def run_demo(
         if not await asyncio.to_thread(engine.stop, STOP_S):
             raise TitanError("the engine did not stop in time")
     on_phase("asking mlx-lm for the same answer")
-    expected = await asyncio.to_thread(reference_tokens, Path(loopback.checkpoint.path), list(ids), max_tokens)
+    checkpoint = loopback.checkpoint
+    expected = await asyncio.to_thread(
+        reference_tokens, checkpoint.path, list(ids), max_tokens, checkpoint.config_defaults
+    )
     timings = finished.timings
     return DemoReport(
         text=text,

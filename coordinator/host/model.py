@@ -29,12 +29,23 @@ class HostModel:
 
     Args:
         module: mlx-lm's model with hooks in place.
+        hooks: by the model's layer number.
         faults: where the hooks record what went wrong.
     """
 
-    def __init__(self, module: nn.Module, faults: Faults) -> None:
+    def __init__(self, module: nn.Module, hooks: Mapping[int, TitanSwitchGLU], faults: Faults) -> None:
         self.module = module
+        self._hooks = hooks
         self._faults = faults
+
+    def bind(self, layers: Mapping[int, ExpertLayer], executor: Executor) -> None:
+        """Execute experts with these. Until then, and after `unbind`, experts give zeros (which calibration uses)."""
+        for layer, hook in self._hooks.items():
+            hook.bind(layers[layer], executor)
+
+    def unbind(self) -> None:
+        for hook in self._hooks.values():
+            hook.unbind()
 
     def __call__(self, tokens: mx.array, cache: list[Any] | None = None) -> mx.array:
         """tokens: [B, n] -> logits: [B, n, vocabulary].
@@ -75,13 +86,8 @@ def build_local_layers(
     return layers
 
 
-def load_host_model(
-    checkpoint: Checkpoint,
-    layers: Mapping[int, ExpertLayer],
-    executor: Executor,
-    dtype: str,
-) -> HostModel:
-    """mlx-lm's model of the checkpoint, everything but the experts in memory.
+def load_host_model(checkpoint: Checkpoint, dtype: str) -> HostModel:
+    """mlx-lm's model of the checkpoint, everything but the experts in memory, with hooks that are not bound yet.
 
     Raises:
         CheckpointContradiction: mlx-lm cannot load what the registry accepted.
@@ -95,16 +101,18 @@ def load_host_model(
             f"mlx-lm cannot load {checkpoint.path} ({type(error).__name__}: {error})", "convert it again with mlx-lm"
         ) from error
     faults = Faults()
+    hooks: dict[int, TitanSwitchGLU] = {}
     for spec in checkpoint.shape.layers:
         parent_path, _, name = spec.module_path.rpartition(".")
         parent = _descend(module, parent_path)
-        setattr(parent, name, TitanSwitchGLU(spec.index, layers[spec.index], executor, faults))
+        hooks[spec.index] = TitanSwitchGLU(spec.index, faults)
+        setattr(parent, name, hooks[spec.index])
     if dtype == "float32":
         module.set_dtype(mx.float32)
     for _, array in tree_flatten(module.parameters()):
         mx.eval(array)  # one by one: the tensor as it is on disk and its conversion exist for one at a time
     mx.clear_cache()
-    return HostModel(module, faults)
+    return HostModel(module, hooks, faults)
 
 
 def _descend(module: nn.Module, path: str) -> Any:

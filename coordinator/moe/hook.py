@@ -42,20 +42,31 @@ class Faults:
 
 
 class TitanSwitchGLU(nn.Module):
-    """Experts of one layer behind mlx-lm's own interface.
+    """Experts of one layer behind mlx-lm's own interface. Does nothing until it is bound.
 
     Attributes begin with an underscore: mlx-lm's loader must not take them for parameters.
     """
 
-    def __init__(self, layer: int, local: ExpertLayer, executor: Executor, faults: Faults) -> None:
+    def __init__(self, layer: int, faults: Faults) -> None:
         super().__init__()
         self._layer = layer
+        self._faults = faults
+        self._local: ExpertLayer | None = None
+        self._executor: Executor | None = None
+
+    def bind(self, local: ExpertLayer, executor: Executor) -> None:
+        """Execute with these from now on. Not while a forward pass is under way."""
         self._local = local
         self._executor = executor
-        self._faults = faults
+
+    def unbind(self) -> None:
+        """Let go of experts and executor: zeros come out again."""
+        self._local = self._executor = None
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         """x: [..., D], indices: [..., K] -> y: [..., K, D], one output for each (row, expert)."""
+        if self._local is None or self._executor is None:
+            return mx.zeros((*indices.shape, x.shape[-1]), x.dtype)
         if self._local.whole:  # expert e is in slot e: nothing to look up, no synchronisation
             self._executor.executed_at_home(indices.size)
             return apply_rows(self._local.buffers, x, indices)
