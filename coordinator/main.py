@@ -165,5 +165,3 @@ app.command()(serve)
 def main() -> None:
     """Entry point of `titan-coordinator`."""
     run_command(app, "titan-coordinator")
-
-

@@ -75,6 +75,7 @@ class WorkerLink:
         self._shape, self._dtype, self._instance_id = shape, dtype, instance_id
         self._store, self._mode = store, transport
         self._residency: Mapping[int, tuple[int, ...]] | None = None
+        self._installed: Mapping[int, tuple[int, ...]] | None = None
         self._status = LinkStatus(worker.name, "connecting")
         self._changed = threading.Condition()
         self._stop = False
@@ -91,7 +92,11 @@ class WorkerLink:
         return self._status
 
     def assign(self, residency: Mapping[int, tuple[int, ...]]) -> None:
-        """What the worker is to hold from now on; installed as soon as it is connected."""
+        """What the worker is to hold from now on; installed as soon as it is connected.
+
+        A worker in use exchanges its experts while it executes: what it is to give up is not asked of it any more,
+        what it gets is asked when it is there.
+        """
         with self._changed:
             self._residency = {layer: tuple(experts) for layer, experts in residency.items() if experts}
             self._changed.notify_all()
@@ -162,42 +167,17 @@ class WorkerLink:
                 residency = self._residency
             if self._stop or residency is None:
                 return
-            started = time.monotonic()
-            self._set_status("installing", address=connection.address, epoch=connection.hello.session.epoch)
-            install(
-                connection,
-                residency,
-                self._store,
-                self._timeouts.assign_idle,
-                self._set_progress,
-                lambda: self._stop,
-            )
+            self._take(connection, residency)
             if not residency:
+                self._installed = residency
                 self._set_status("ready", reason="the plan gives it nothing", address=connection.address)
-                self._wait_until_lost(connection)
-                return
-            pair_s = probe_pair_s(connection, next(iter(residency)), self._shape.top_k, self._timeouts.probe)
-            if not transports or self._mode == "auto":
-                transports.append(GrpcTransport(connection.stub, connection.hello.session, self.name, self._dtype))
-            call = probing_call(self._shape, self._dtype, residency, self._timeouts.probe)
-            transport = faster(transports, call)
-            held = {layer: frozenset(experts) for layer, experts in residency.items()}
-            with self._changed:
-                self._lost = None
-                self.ready = ReadyWorker(transport, held, self._timeouts.execute, pair_s)
-            self._set_status("ready", address=connection.address, epoch=connection.hello.session.epoch)
-            progress = self._status.progress
-            log.info(
-                "worker ready",
-                worker=self.name,
-                address=connection.address,
-                epoch=connection.hello.session.epoch,
-                transport=transport.name,
-                experts=sum(len(e) for e in residency.values()),
-                received=format_bytes(progress.bytes_total if progress else 0),
-                took=format_seconds(time.monotonic() - started),
-                pair_us=round(pair_s * 1e6, 1),
-            )
+            else:
+                pair_s = probe_pair_s(connection, next(iter(residency)), self._shape.top_k, self._timeouts.probe)
+                if not transports or self._mode == "auto":
+                    transports.append(GrpcTransport(connection.stub, connection.hello.session, self.name, self._dtype))
+                call = probing_call(self._shape, self._dtype, residency, self._timeouts.probe)
+                transport = faster(transports, call)
+                self._use(connection, residency, transport, pair_s)
             self._wait_until_lost(connection)
         finally:
             self.ready = None
@@ -206,6 +186,58 @@ class WorkerLink:
             for transport in transports:
                 transport.close()
             connection.close()
+
+    def _take(self, connection: Connection, residency: Mapping[int, tuple[int, ...]]) -> None:
+        """Have the worker hold `residency`."""
+        started = time.monotonic()
+        self._set_status("installing", address=connection.address, epoch=connection.hello.session.epoch)
+        install(connection, residency, self._store, self._timeouts.assign_idle, self._set_progress, lambda: self._stop)
+        progress = self._status.progress
+        log.info(
+            "experts installed",
+            worker=self.name,
+            experts=sum(len(e) for e in residency.values()),
+            received=format_bytes(progress.bytes_total if progress else 0),
+            took=format_seconds(time.monotonic() - started),
+        )
+
+    def _use(
+        self,
+        connection: Connection,
+        residency: Mapping[int, tuple[int, ...]],
+        transport: Transport,
+        pair_s: float,
+    ) -> None:
+        """The worker holds `residency`: let dispatch use it."""
+        held = {layer: frozenset(experts) for layer, experts in residency.items()}
+        with self._changed:
+            self._lost = None
+            self._installed = residency
+            self.ready = ReadyWorker(transport, held, self._timeouts.execute, pair_s)
+        self._set_status("ready", address=connection.address, epoch=connection.hello.session.epoch)
+        log.info(
+            "worker ready",
+            worker=self.name,
+            address=connection.address,
+            epoch=connection.hello.session.epoch,
+            transport=transport.name,
+            pair_us=round(pair_s * 1e6, 1),
+        )
+
+    def _exchange_experts(self, connection: Connection) -> None:
+        """The plan changed: give up what is not wanted any more, then take what is new, while executing."""
+        with self._changed:
+            residency, ready = self._residency, self.ready
+            if residency is None or ready is None:
+                return
+            kept = {layer: ready.held.get(layer, frozenset()) & frozenset(new) for layer, new in residency.items()}
+            self.ready = ReadyWorker(ready.transport, kept, ready.execute_timeout_s, ready.pair_s)
+            self._changed.wait_for(lambda: self._stop, self._timeouts.execute)  # what was asked before is answered
+        self._take(connection, residency)
+        with self._changed:
+            lost = self.ready is None
+        if not lost:
+            self._use(connection, residency, ready.transport, ready.pair_s)
 
     def _offered_bytes(self, connection: Connection) -> int:
         offered = connection.hello.memory_budget_bytes
@@ -232,15 +264,23 @@ class WorkerLink:
     def _wait_until_lost(self, connection: Connection) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stop or self._lost is not None, HEARTBEAT_S)
+                self._changed.wait_for(
+                    lambda: self._stop or self._lost is not None or self._residency is not self._installed, HEARTBEAT_S
+                )
                 error, self._lost = self._lost, None
+                moved = self._residency is not self._installed
                 if isinstance(error, WorkerDraining):  # what it was sent before is still answered
                     self._changed.wait_for(lambda: self._stop, self._timeouts.execute)
             if error is not None:
                 raise error
             if self._stop:
                 return
-            self._heartbeat(connection)
+            if moved and self.ready is None:
+                return  # it held nothing until now: a session of its own begins
+            if moved:
+                self._exchange_experts(connection)
+            else:
+                self._heartbeat(connection)
 
     def _heartbeat(self, connection: Connection) -> None:
         """Notice an idle worker that is gone or about to go; a busy one shows it on the data path first."""
