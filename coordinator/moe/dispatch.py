@@ -105,10 +105,6 @@ class Dispatcher:
             y = self._execute_split(layer, local, x2, experts, owners)
         return y.reshape(*indices.shape, x.shape[-1])
 
-    def local(self, layer: int) -> ExpertLayer:
-        """This node's experts of a layer."""
-        return self._layers[layer]
-
     def executed_at_home(self, pairs: int) -> None:
         self.executed.local += pairs
 
