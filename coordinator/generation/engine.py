@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import mlx.core as mx
+from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from titan.common.errors import ContextTooLong, EngineFailed, EngineNotReady, QueueFull, TitanError
 from titan.common.log import get_logger
@@ -223,6 +224,7 @@ class Engine:
     def _load_model(self) -> LoadedModel | None:
         self.report_phase("loading the model")
         try:
+            maybe_set_recommended_wired_limit()  # on Metal: weights may stay resident; elsewhere nothing
             loaded = self._load()
             served = ServedModel(loaded.name, loaded.context_tokens, loaded.tokenizer, Vocabulary(loaded.tokenizer))
         except Exception as error:

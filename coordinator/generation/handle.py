@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from titan.common.errors import TitanError
-from titan.coordinator.generation.events import Event, Finished, TextDelta
+from titan.coordinator.generation.events import Event, TextDelta
 from titan.coordinator.generation.request import GenerationRequest
 
 __all__ = ["Handle", "Job"]
@@ -71,6 +71,8 @@ class Handle:
     def __init__(self, job: Job, cancel: Callable[[Job], None]) -> None:
         self._job = job
         self._cancel = cancel
+        self._taken: deque[Event | TitanError] = deque()
+        self._over = False
 
     @property
     def request(self) -> GenerationRequest:
@@ -89,23 +91,25 @@ class Handle:
         """End the request within a step; harmless when it is over. Iteration ends with `Finished("cancelled")`."""
         self._cancel(self._job)
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        while True:
-            texts: list[TextDelta] = []
-            for item in await self._job.take():
-                if isinstance(item, TextDelta):
-                    texts.append(item)
-                    continue
-                if texts:
-                    yield _joined(texts)
-                    texts = []
-                if isinstance(item, TitanError):
-                    raise item
-                yield item
-                if isinstance(item, Finished):
-                    return
-            if texts:
-                yield _joined(texts)
+    def __aiter__(self) -> Handle:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._over:
+            raise StopAsyncIteration
+        if not self._taken:
+            self._taken.extend(await self._job.take())
+        item = self._taken.popleft()
+        if isinstance(item, TextDelta):
+            texts = [item]
+            while self._taken and isinstance(following := self._taken[0], TextDelta):
+                texts.append(following)
+                self._taken.popleft()
+            return _joined(texts)
+        self._over = True
+        if isinstance(item, TitanError):
+            raise item
+        return item
 
 
 def _joined(texts: list[TextDelta]) -> TextDelta:

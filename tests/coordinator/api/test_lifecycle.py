@@ -100,6 +100,27 @@ def test_a_failure_in_the_model_is_a_500_and_the_next_request_works(api: Running
     assert api.http.get("/ready").status_code == 200
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_when_one_prompt_of_several_fails_the_others_are_cancelled(api: RunningApi, stream: bool) -> None:
+    calls = 0
+
+    def fail_once(_: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ValueError("broken")
+        wait_until(lambda: api.probed.engine.status().cancelling == 1, "the next prompt to be cancelled")
+
+    api.probed.probe.before(fail_once)
+    before = api.probed.engine.status()
+    response = api.http.post("/v1/completions", json=BODY | {"prompt": ["a b", "c d", "e f"], "stream": stream})
+    assert response.status_code == (200 if stream else 500)
+    assert "engine_failed" in response.text
+    wait_until(api.idle, "the engine to be idle")
+    after = api.probed.engine.status()
+    assert (after.failed - before.failed, after.cancelled - before.cancelled) == (1, 2)
+
+
 def test_a_failure_in_the_middle_of_a_stream_is_an_event(api: RunningApi) -> None:
     calls = 0
 
