@@ -14,7 +14,7 @@ from titan.common.arrays import DISK_DTYPES, raw_bits, widen
 from titan.common.errors import CheckpointChanged, StoreError
 from titan.common.registry import Checkpoint, open_checkpoint
 from titan.common.slots.buffers import LayerBuffers
-from titan.common.store import ExpertStore
+from titan.common.store import CacheMode, ExpertStore
 
 
 def expected(checkpoint: Checkpoint, layer: int, expert: int) -> list[np.ndarray]:
@@ -46,7 +46,7 @@ def raw_targets(checkpoint: Checkpoint, layer: int) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("bypass", [False, True])
+@pytest.mark.parametrize("cache", list(CacheMode))
 @pytest.mark.parametrize(
     ("padding", "layout", "dtype", "bits"),
     [
@@ -57,19 +57,19 @@ def raw_targets(checkpoint: Checkpoint, layer: int) -> list[np.ndarray]:
     ],
 )
 def test_reads_what_mlx_loads_at_any_offset(
-    tmp_path: Path, padding: int, layout: str, dtype: str, bits: int | None, bypass: bool
+    tmp_path: Path, padding: int, layout: str, dtype: str, bits: int | None, cache: CacheMode
 ) -> None:
     path = make_checkpoint(tmp_path / "model", layout=layout, dtype=dtype, bits=bits, header_padding=padding, shards=2)
     checkpoint = open_checkpoint(path)
-    store = ExpertStore(checkpoint, bypass_cache=bypass)
+    store = ExpertStore(checkpoint, cache=cache)
     for layer, expert in ((0, 0), (1, 7), (0, 3)):
         targets = raw_targets(checkpoint, layer)
         store.read_expert(layer, expert, targets)
         for target, bytes_ in zip(targets, expected(checkpoint, layer, expert), strict=True):
             np.testing.assert_array_equal(target.view(bytes_.dtype), bytes_)
         assert bytes(store.read_bytes(layer, expert)) == b"".join(t.tobytes() for t in targets)
-    assert store.counts.experts == 3
-    assert store.counts.bytes == 3 * checkpoint.shape.layers[0].expert_bytes
+    assert store.counts.experts == 6
+    assert store.counts.bytes == 6 * checkpoint.shape.layers[0].expert_bytes
     store.close()
 
 

@@ -103,10 +103,17 @@ def test_a_subset_opens_and_names_what_it_does_not_hold(source: Checkpoint, tmp_
     assert packed.pack is not None
     assert packed.pack.experts == 2
     assert expert_bytes(packed, 1, 2) == expert_bytes(source, 1, 2)
-    with pytest.raises(StoreError, match=r"expert 3 of layer 1.*pack"):
-        expert_bytes(packed, 1, 3)
+    assert expert_bytes(packed, 1, 3) == expert_bytes(source, 1, 3), "the checkpoint beside the pack has it"
     with pytest.raises(CheckpointContradiction, match="no expert 8 in layer 1"):
         write_pack(source, tmp_path / "other", experts={1: [8]})
+
+
+def test_a_subset_without_its_source_names_what_it_does_not_hold(tmp_path: Path) -> None:
+    source = open_checkpoint(make_checkpoint(tmp_path / "model"))
+    packed = write_pack(source, tmp_path / "pack", experts={1: [5, 2]})
+    (tmp_path / "model").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match=r"expert 3 of layer 1.*pack"):
+        expert_bytes(packed, 1, 3)
 
 
 def test_the_plan_says_what_a_node_packs(source: Checkpoint, tmp_path: Path) -> None:

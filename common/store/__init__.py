@@ -1,0 +1,7 @@
+"""The SSD tier: where an expert's bytes are, how they are read, and who reads them."""
+
+from titan.common.store.expert_store import ExpertStore, ReadCounts
+from titan.common.store.files import CacheMode
+from titan.common.store.readers import ReaderPool
+
+__all__ = ["CacheMode", "ExpertStore", "ReadCounts", "ReaderPool"]
