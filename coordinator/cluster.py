@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 
-from titan.common.arrays import compute_dtype
+from titan.common.arrays import COMPUTE_DTYPES, compute_dtype
 from titan.common.config.hosts import HostsConfig
 from titan.common.errors import PlanError
 from titan.common.experts import ExpertLayer
@@ -25,16 +26,27 @@ from titan.common.log import get_logger
 from titan.common.platform import memory_budget_bytes
 from titan.common.registry import Checkpoint
 from titan.common.security.credentials import Credentials
-from titan.common.slots.buffers import slot_bytes
+from titan.common.slots.buffers import LayerBuffers, slot_bytes
 from titan.common.store import ExpertStore
 from titan.common.units import format_bytes
+from titan.coordinator.calibration.figures import (
+    figures_key,
+    home_figures,
+    keep_figures,
+    load_figures,
+    worker_figures,
+)
+from titan.coordinator.calibration.local import measure_local
+from titan.coordinator.calibration.remote import measure_remote
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS, LoadedModel
 from titan.coordinator.host.budget import HostMemory, host_memory
 from titan.coordinator.host.model import HostModel, build_local_layers, load_host_model
 from titan.coordinator.moe.dispatch import Dispatcher
+from titan.coordinator.planning import log_plan, make_problem
 from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.link import LinkStatus, WorkerLink
-from titan.placement import Node, Plan, Problem, solve
+from titan.placement import Plan, solve
+from titan.placement.figures import Figures, WorkerFigures
 
 log = get_logger("coordinator")
 
@@ -44,13 +56,28 @@ CACHE_LIMIT_BYTES = 128 << 20  # what MLX may keep of freed temporaries
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """What the command line adds to hosts.yaml."""
+    """What the command line adds to hosts.yaml.
+
+    Args:
+        name: of the model for clients; empty takes the folder's.
+        context: most tokens of prompt and answer; None is the model's own limit, within bounds.
+        policy: eviction from the expert cache.
+        plan: use this one; None makes one.
+        measure: plan from measured figures; otherwise by memory alone.
+        figures_folder: where figures are kept between starts; None keeps none.
+        measure_again: do not use kept figures.
+        solve_s: time limit of the solver.
+    """
 
     name: str = ""
     context: int | None = None
     prefill_step_tokens: int = DEFAULT_PREFILL_STEP_TOKENS
     policy: str = "lru"
     plan: Plan | None = None
+    measure: bool = False
+    figures_folder: Path | None = None
+    measure_again: bool = False
+    solve_s: float = 10.0
 
 
 class Cluster:
@@ -117,8 +144,11 @@ class Cluster:
         mx.set_cache_limit(CACHE_LIMIT_BYTES)
         started = time.monotonic()
         self._greet()
-        self.plan = self.options.plan or self._solve()
+        self.report("loading attention, routers and embeddings")
+        self.model = load_host_model(self.checkpoint, self.dtype)
+        self.plan = self.options.plan or self.make_plan()
         self._check_plan(self.plan)
+        log_plan(self.plan)
         self._assign(self.plan)
         self.report("reading local experts")
         self.layers = build_local_layers(
@@ -133,8 +163,6 @@ class Cluster:
         self.dispatcher = Dispatcher(
             self.layers, self.links, self.checkpoint.shape.hidden_size, self.dtype, self.exchange
         )
-        self.report("loading attention, routers and embeddings")
-        self.model = load_host_model(self.checkpoint, self.dtype)
         self.model.bind(self.layers, self.dispatcher)
         tokenizer = load_tokenizer(self.checkpoint.path)
         self._wait_for_workers()
@@ -180,28 +208,57 @@ class Cluster:
         for link in self.links:
             link.wait(("greeted", "installing", "ready", "away", "closed"), deadline)
 
-    def _solve(self) -> Plan:
-        self.report("planning")
+    def make_plan(self) -> Plan:
+        """Plan for the workers that answered Hello, from figures if the options say so. On the engine's thread."""
         shape = self.checkpoint.shape
-        nodes = [Node(self.hosts.coordinator.name, self.memory.experts_bytes, compute_s=0.0)]
+        memory: dict[str, int] = {}
         for worker, link in zip(self.hosts.workers, self.links, strict=True):
-            memory = link.memory_budget_bytes if link.memory_budget_bytes is not None else worker.memory
-            if memory is None:
+            offered = link.memory_budget_bytes if link.memory_budget_bytes is not None else worker.memory
+            if offered is None:
                 log.warning(
                     "worker is not there and hosts.yaml states no memory for it: the plan leaves it out",
                     worker=worker.name,
                 )
-            nodes.append(Node(worker.name, memory or 0, compute_s=0.0, address=link.status.address or None))
-        problem = Problem(
-            fingerprint=shape.fingerprint,
-            layers=tuple(spec.index for spec in shape.layers),
-            expert_bytes=tuple(slot_bytes(spec, self.dtype) for spec in shape.layers),
-            num_experts=shape.num_experts,
-            top_k=shape.top_k,
-            attention_s=(0.0,) * len(shape.layers),
-            nodes=tuple(nodes),
-        )
-        return solve(problem, method="proportional")
+            memory[worker.name] = offered or 0
+        addresses = {link.name: link.status.address for link in self.links}
+        figures = self.measured_figures() if self.options.measure else None
+        self.report("planning")
+        problem = make_problem(shape, self.hosts, self.dtype, self.memory.experts_bytes, memory, addresses, figures)
+        method = "proportional" if figures is None else "search"
+        return solve(problem, method=method, time_limit_s=self.options.solve_s)
+
+    def measured_figures(self) -> Figures:
+        """Kept figures of this cluster, or new ones. The model must be loaded and not bound."""
+        shape = self.checkpoint.shape
+        addresses = {link.name: link.status.address for link in self.links if link.status.address}
+        key = figures_key(shape, self.dtype, addresses)
+        if not self.options.measure_again:
+            kept = load_figures(self.options.figures_folder, key)
+            if kept is not None:
+                return kept
+        assert self.model is not None
+        local = measure_local(self.checkpoint, self.store, self.model, self.dtype, self.report)
+        workers: dict[str, WorkerFigures] = {}
+        probe_layer = shape.layers[0]
+        experts = tuple(range(shape.top_k))
+        for link in self.links:
+            if link.name not in addresses or (link.memory_budget_bytes or 0) < shape.top_k * slot_bytes(
+                probe_layer, self.dtype
+            ):
+                continue
+            self.report(f"calibrating: worker {link.name}")
+            link.assign({probe_layer.index: experts})
+            self._wait_for(link)
+            empty = ExpertLayer(LayerBuffers(probe_layer, shape.top_k, self.dtype), self.store.read_expert)
+            measured = measure_remote(link, probe_layer.index, experts, empty, shape, self.dtype)
+            if measured is None:
+                log.warning("worker could not be measured: the plan leaves it out", worker=link.name)
+                continue
+            row_bytes = shape.hidden_size * COMPUTE_DTYPES[self.dtype][0].itemsize
+            workers[link.name] = worker_figures(link.status.address, measured, row_bytes)
+        figures = Figures(key, home_figures(local, shape.top_k), workers)
+        keep_figures(self.options.figures_folder, figures)
+        return figures
 
     def _check_plan(self, plan: Plan) -> None:
         if plan.fingerprint != self.checkpoint.shape.fingerprint:
@@ -215,13 +272,6 @@ class Cluster:
         if names != wanted:
             raise PlanError(f"the plan is for nodes {names}, hosts.yaml has {wanted}", "make a plan for these nodes")
         plan.validate()
-        pinned = [len({e for e, who in enumerate(row) if who}) for row in plan.residency]
-        log.info(
-            "plan installed",
-            local=format_bytes(plan.bytes_on(0)),
-            **{node.name: format_bytes(plan.bytes_on(i)) for i, node in enumerate(plan.nodes) if i},
-            in_memory=f"{sum(pinned)}/{len(pinned) * plan.num_experts}",
-        )
 
     def _assign(self, plan: Plan) -> None:
         for position, link in enumerate(self.links, start=1):
@@ -229,13 +279,16 @@ class Cluster:
             link.assign({layer: held[i] for i, layer in enumerate(plan.layers) if held[i]})
 
     def _wait_for_workers(self) -> None:
-        """Wait for installs that make progress; a worker that stands still is left to come later."""
         for link in self.links:
-            while link.status.state in ("connecting", "greeted", "installing"):
-                done = link.status.progress
-                share = f": {format_bytes(done.bytes_done)} of {format_bytes(done.bytes_total)}" if done else ""
-                self.report(f"worker {link.name} is {link.status.state}{share}")
-                link.wait(("ready", "away", "closed"), time.monotonic() + 0.5)
+            self._wait_for(link)
+
+    def _wait_for(self, link: WorkerLink) -> None:
+        """Wait for an install that makes progress; a worker that stands still is left to come later."""
+        while not link.settled:
+            done = link.status.progress
+            share = f": {format_bytes(done.bytes_done)} of {format_bytes(done.bytes_total)}" if done else ""
+            self.report(f"worker {link.name} is {link.status.state}{share}")
+            link.wait(("away", "closed"), time.monotonic() + 0.1)
 
     def _loaded(self, tokenizer: TokenizerWrapper) -> LoadedModel:
         model = self.model

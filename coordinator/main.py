@@ -31,6 +31,7 @@ log = get_logger("coordinator")
 STOP_S = 30.0
 PHASE_EVERY_S = 2.0
 MAX_PLAN_FILE_BYTES = 64 << 20
+FIGURES_FOLDER = Path("~/.titan/figures")
 
 
 def serve(
@@ -38,6 +39,10 @@ def serve(
     listen: Annotated[str | None, typer.Option(help="HOST:PORT for HTTP, instead of coordinator.listen.")] = None,
     name: Annotated[str, typer.Option(help="Model name for clients; by default the folder's.")] = "",
     plan: Annotated[Path | None, typer.Option(help="Use this plan instead of making one.")] = None,
+    quick_plan: Annotated[
+        bool, typer.Option("--quick-plan", help="Plan by memory alone, without measuring nodes and links.")
+    ] = False,
+    replan: Annotated[bool, typer.Option("--replan", help="Measure again instead of using kept figures.")] = False,
     context: Annotated[
         int | None, typer.Option(min=16, max=1 << 20, help="Most tokens of prompt and answer together.")
     ] = None,
@@ -55,7 +60,14 @@ def serve(
         raise ConfigError(f"there is no eviction policy {policy!r}", "use lru or lfu")
     config = load_hosts(hosts)
     options = ClusterOptions(
-        name=name, context=context, prefill_step_tokens=prefill_step, policy=policy, plan=_read_plan(plan)
+        name=name,
+        context=context,
+        prefill_step_tokens=prefill_step,
+        policy=policy,
+        plan=_read_plan(plan),
+        measure=not quick_plan,
+        figures_folder=FIGURES_FOLDER.expanduser(),
+        measure_again=replan,
     )
     run(config, options, listen=listen)
 

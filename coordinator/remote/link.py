@@ -101,6 +101,13 @@ class WorkerLink:
             self._residency = {layer: tuple(experts) for layer, experts in residency.items() if experts}
             self._changed.notify_all()
 
+    @property
+    def settled(self) -> bool:
+        """It holds what was assigned last, or is not there to be waited for."""
+        with self._changed:
+            state = self._status.state
+            return state in ("away", "closed") or (state == "ready" and self._installed is self._residency)
+
     def wait(self, states: tuple[str, ...], deadline: float) -> bool:
         """Wait until the state is one of `states` or `deadline` (time.monotonic) has come."""
         with self._changed:

@@ -1,0 +1,57 @@
+"""A worker's figures as node 0 sees them: seconds a layer asked of it costs, as a line over its (row, expert) pairs.
+
+Measured through the dispatcher and the transport that will be used, with experts the worker holds, so that the figure
+contains everything a layer pays: serialising, wire, queue, computing, joining. On the thread that owns MLX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from titan.common.arrays import COMPUTE_DTYPES
+from titan.common.experts import ExpertLayer
+from titan.common.registry import ModelShape
+from titan.coordinator.calibration.timing import Measured, measure
+from titan.coordinator.moe.dispatch import Dispatcher, Worker
+from titan.coordinator.remote.exchange import Exchange
+
+MANY_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFigures:
+    """(pairs, seconds) of one row's requests, and of MANY_ROWS rows with one expert each."""
+
+    one_row: tuple[tuple[int, Measured], ...]
+    many_rows: Measured
+
+
+def measure_remote(
+    worker: Worker, layer: int, experts: Sequence[int], empty: ExpertLayer, shape: ModelShape, dtype: str
+) -> RemoteFigures | None:
+    """Time requests to one worker that holds `experts` of `layer`; None when it failed meanwhile.
+
+    Args:
+        empty: a table of that layer with nothing in it, so that nothing is executed at home.
+    """
+    exchange = Exchange()
+    dispatcher = Dispatcher({layer: empty}, [worker], shape.hidden_size, dtype, exchange)
+    rng = np.random.default_rng(0)
+    kind = COMPUTE_DTYPES[dtype][1]
+
+    def timed(rows: int, a_row: int) -> Measured:
+        x = mx.array(rng.standard_normal((rows, shape.hidden_size)).astype(np.float32)).astype(kind)
+        chosen = mx.array(np.array([list(experts)[:a_row]] * rows, np.uint32))
+        mx.eval(x, chosen)
+        return measure(lambda: mx.eval(dispatcher.execute(layer, x, chosen)), samples=25, budget_s=1.0)
+
+    shares = sorted({1, max(1, len(experts) // 2), len(experts)})
+    one_row = tuple((k, timed(1, k)) for k in shares)
+    many = timed(MANY_ROWS, 1)
+    if dispatcher.executed.fallbacks or worker.ready is None:
+        return None
+    return RemoteFigures(one_row, many)

@@ -1,0 +1,89 @@
+"""From a cluster's figures to a plan: the problem the solver is given, and what is said about its answer.
+
+Pure but for the log. Knows neither sessions nor how figures are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from titan.common.config.hosts import HostsConfig
+from titan.common.log import get_logger
+from titan.common.registry import ModelShape
+from titan.common.slots.buffers import slot_bytes
+from titan.common.units import format_bytes, format_seconds
+from titan.placement import Node, Plan, Problem
+from titan.placement.figures import Figures
+
+log = get_logger("coordinator.plan")
+
+
+def make_problem(
+    shape: ModelShape,
+    hosts: HostsConfig,
+    dtype: str,
+    home_bytes: int,
+    worker_bytes: Mapping[str, int],
+    addresses: Mapping[str, str],
+    figures: Figures | None,
+    frequencies: tuple[tuple[float, ...], ...] | None = None,
+) -> Problem:
+    """The placement problem of this cluster.
+
+    Args:
+        home_bytes: M_0.
+        worker_bytes: M_n by worker; absent workers hold nothing.
+        addresses: host:port that each worker was reached at.
+        figures: measured; None leaves memory as the only figure. A worker without figures is left out.
+        frequencies: how often a row selects each expert, per MoE layer, if a trace says so.
+    """
+    home = figures.home if figures is not None else None
+    nodes = [
+        Node(
+            hosts.coordinator.name,
+            home_bytes,
+            compute_s=home.compute_s if home else 0.0,
+            compute_fixed_s=home.compute_fixed_s if home else 0.0,
+            ssd_s=home.ssd_s if home else 0.0,
+            page_cache_s=home.page_cache_s if home else None,
+            readers=home.readers if home else 1,
+        )
+    ]
+    for worker in hosts.workers:
+        measured = figures.workers.get(worker.name) if figures is not None else None
+        usable = worker_bytes.get(worker.name, 0) if figures is None or measured is not None else 0
+        nodes.append(
+            Node(
+                worker.name,
+                usable,
+                compute_s=measured.compute_s if measured else 0.0,
+                round_trip_s=measured.round_trip_s if measured else 0.0,
+                bandwidth_bytes_s=measured.bandwidth_bytes_s if measured else None,
+                address=addresses.get(worker.name) or None,
+            )
+        )
+    return Problem(
+        fingerprint=shape.fingerprint,
+        layers=tuple(spec.index for spec in shape.layers),
+        expert_bytes=tuple(slot_bytes(spec, dtype) for spec in shape.layers),
+        num_experts=shape.num_experts,
+        top_k=shape.top_k,
+        attention_s=(home.attention_s if home else 0.0,) * len(shape.layers),
+        nodes=tuple(nodes),
+        sync_s=home.sync_s if home else 0.0,
+        frequencies=frequencies,
+    )
+
+
+def log_plan(plan: Plan) -> None:
+    """Say what the plan gives to whom, what it promises, and its advice."""
+    pinned = [sum(1 for who in row if who) for row in plan.residency]
+    log.info(
+        "plan",
+        **{node.name: format_bytes(plan.bytes_on(i)) for i, node in enumerate(plan.nodes)},
+        in_memory=f"{sum(pinned)}/{len(pinned) * plan.num_experts}",
+        whole_layers_at_home=sum(plan.is_whole(i) for i in range(len(plan.layers))),
+        predicted_step=format_seconds(plan.predicted.step_s) if plan.predicted is not None else "not measured",
+    )
+    for sentence in plan.advice:
+        log.info(sentence)
