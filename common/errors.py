@@ -20,6 +20,8 @@
     │   ├── CertificateMissing
     │   ├── CertificateExpired
     │   ├── CertificateInvalid
+    │   ├── CertificateRevoked
+    │   ├── EnrolmentRefused        a one-time code, or what came with it, is not right
     │   ├── KeyExists               a private key would be overwritten
     │   └── RoleRefused             the role in the certificate may not do this
     ├── ClusterError                talking to a worker, or a worker talking to its coordinator
@@ -58,6 +60,7 @@ __all__ = [
     "CertificateExpired",
     "CertificateInvalid",
     "CertificateMissing",
+    "CertificateRevoked",
     "CheckpointChanged",
     "CheckpointContradiction",
     "CheckpointError",
@@ -71,6 +74,7 @@ __all__ = [
     "EngineError",
     "EngineFailed",
     "EngineNotReady",
+    "EnrolmentRefused",
     "Forbidden",
     "InvalidRequest",
     "KeyExists",
@@ -199,6 +203,14 @@ class CertificateExpired(SecurityError):
 
 
 class CertificateInvalid(SecurityError):
+    pass
+
+
+class CertificateRevoked(SecurityError):
+    pass
+
+
+class EnrolmentRefused(SecurityError):
     pass
 
 

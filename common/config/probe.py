@@ -1,6 +1,6 @@
 """Who answers at a worker's address: name, TCP, TLS, identity, each failure told apart. Knows no application message.
 
-`titan hosts check` takes any `Prober`, so that one which also says Hello can take the place of this one.
+`titan hosts check` takes any `Prober`: `probe_status` has one that goes on to ask the worker how it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from titan.common.units import format_seconds
 
 Status = Literal[
     "ok", "name_unknown", "refused", "unreachable", "timed_out", "tls_failed", "wrong_role", "wrong_name", "wrong_host",
-    "hello_failed",
+    "status_failed",
 ]  # fmt: skip
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EADDRNOTAVAIL, errno.EPERM, errno.EACCES}
 
@@ -58,7 +58,9 @@ class ProbeResult:
 Prober = Callable[[Worker, str, Credentials], ProbeResult]
 
 
-class _Failed(Exception):
+class ProbeFailed(Exception):
+    """What went wrong at an address, with the sentence for it. Ends in this module or in `common.security.channel`."""
+
     def __init__(self, status: Status, error: TitanError, peer: Identity | None = None) -> None:
         self.status: Status = status
         self.error = error
@@ -78,26 +80,45 @@ def tls_prober(timeout_s: float) -> Prober:
 def probe_tls(worker: Worker, address: str, credentials: Credentials, *, timeout_s: float) -> ProbeResult:
     """Resolve, connect, shake hands, and compare who answered with what hosts.yaml says. Raises nothing for a peer."""
     start = time.monotonic()
-    deadline = start + timeout_s
-    context = client_ssl_context(credentials)
-    context.check_hostname = False  # the host is compared below, to say who answered instead
-    context.set_alpn_protocols(["h2"])  # a gRPC server closes connections without it
     peer: Identity | None = None
     try:
-        with connect(address, deadline, timeout_s) as plain:
-            peer = _shake_hands(context, plain, address, deadline, timeout_s)
-        _compare(peer, worker, address)
-    except _Failed as failure:
+        peer = handshake(address, credentials, timeout_s=timeout_s).identity
+        compare_name(peer, worker.name, address)
+        _compare_host(peer, address)
+    except ProbeFailed as failure:
         cause, mend = failure.error.cause, failure.error.mend
         who = failure.peer or peer
         return ProbeResult(worker.name, address, failure.status, cause, mend, who, time.monotonic() - start)
     return ProbeResult(worker.name, address, "ok", peer=peer, seconds=time.monotonic() - start)
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who answered at an address, and the certificate that says so."""
+
+    identity: Identity
+    certificate: bytes = field(repr=False)  # DER
+
+
+def handshake(address: str, credentials: Credentials, *, timeout_s: float) -> Peer:
+    """Connect, show one's certificate, and look at the other's: of this cluster, within its dates and not revoked.
+
+    Raises:
+        ProbeFailed: as its `status` says; neither name nor role nor host have been compared with anything.
+        CertificateInvalid: one's own files changed, or the list of revoked certificates cannot be trusted.
+    """
+    deadline = time.monotonic() + timeout_s
+    context = client_ssl_context(credentials)
+    context.check_hostname = False  # the caller compares, to say who answered instead
+    context.set_alpn_protocols(["h2"])  # a gRPC server closes connections without it
+    with connect(address, deadline, timeout_s) as plain:
+        return _shake_hands(context, plain, address, deadline, timeout_s)
+
+
 def connect(address: str, deadline: float, timeout_s: float) -> socket.socket:
     """A TCP connection to `address`, trying each IP address its name has, until `deadline` (monotonic seconds)."""
     host, port = split_address(address)
-    failure: _Failed | None = None
+    failure: ProbeFailed | None = None
     for family, kind, protocol, _, target in _resolve(host, port, address, deadline, timeout_s):
         plain = socket.socket(family, kind, protocol)
         try:
@@ -106,7 +127,7 @@ def connect(address: str, deadline: float, timeout_s: float) -> socket.socket:
         except OSError as error:
             plain.close()
             failure = _connection_failure(error, address, host, port, timeout_s)
-        except _Failed:
+        except ProbeFailed:
             plain.close()
             raise
         else:
@@ -128,7 +149,7 @@ def _resolve(host: str, port: int, address: str, deadline: float, timeout_s: flo
     try:
         answer = answers.get(timeout=_left(deadline, address, timeout_s))
     except queue.Empty:
-        raise _Failed(
+        raise ProbeFailed(
             "timed_out",
             WorkerTimeout(
                 f"looking up {host} took longer than {format_seconds(timeout_s)}",
@@ -141,9 +162,9 @@ def _resolve(host: str, port: int, address: str, deadline: float, timeout_s: flo
     raise _name_unknown(host, reason)
 
 
-def _name_unknown(host: str, reason: str) -> _Failed:
+def _name_unknown(host: str, reason: str) -> ProbeFailed:
     mend = "Correct the name, or use an IP address; names of Macs end in .local"
-    return _Failed("name_unknown", WorkerUnreachable(f"the name {host} is not known here ({reason})", mend))
+    return ProbeFailed("name_unknown", WorkerUnreachable(f"the name {host} is not known here ({reason})", mend))
 
 
 def _left(deadline: float, address: str, timeout_s: float) -> float:
@@ -153,28 +174,29 @@ def _left(deadline: float, address: str, timeout_s: float) -> float:
     return left
 
 
-def _timed_out(address: str, timeout_s: float) -> _Failed:
+def _timed_out(address: str, timeout_s: float) -> ProbeFailed:
     cause = f"{address} did not answer within {format_seconds(timeout_s)}"
     mend = "Check that the machine is awake and on this network, and that its firewall lets this port in"
-    return _Failed("timed_out", WorkerTimeout(cause, mend))
+    return ProbeFailed("timed_out", WorkerTimeout(cause, mend))
 
 
-def _connection_failure(error: OSError, address: str, host: str, port: int, timeout_s: float) -> _Failed:
+def _connection_failure(error: OSError, address: str, host: str, port: int, timeout_s: float) -> ProbeFailed:
     if isinstance(error, TimeoutError):
         return _timed_out(address, timeout_s)
     if isinstance(error, ConnectionRefusedError):
         cause = f"{host} is there, but nothing listens on port {port}"
-        return _Failed("refused", WorkerUnreachable(cause, "Start titan-worker there, or correct the port"))
+        return ProbeFailed("refused", WorkerUnreachable(cause, "Start titan-worker there, or correct the port"))
     mend = "Check cable or Wi-Fi, and that both machines are on one network"
     if error.errno in _NO_ROUTE and sys.platform == "darwin":
         mend += "; on macOS allow the terminal under Privacy & Security > Local Network"
-    return _Failed("unreachable", WorkerUnreachable(f"{address} cannot be reached ({error.strerror or error})", mend))
+    cause = f"{address} cannot be reached ({error.strerror or error})"
+    return ProbeFailed("unreachable", WorkerUnreachable(cause, mend))
 
 
 def _shake_hands(
     context: ssl.SSLContext, plain: socket.socket, address: str, deadline: float, timeout_s: float
-) -> Identity:
-    """The identity at the other end, once it has taken our certificate too.
+) -> Peer:
+    """The other end, once it has taken our certificate too.
 
     In TLS 1.3 a client is done before the server has looked at its certificate; a gRPC server then speaks first.
     """
@@ -182,27 +204,32 @@ def _shake_hands(
     try:
         plain.settimeout(_left(deadline, address, timeout_s))
         with context.wrap_socket(plain, server_hostname=split_address(address)[0].partition("%")[0]) as secure:
-            peer = parse_identity(secure.getpeercert(binary_form=True) or b"")
+            certificate = secure.getpeercert(binary_form=True) or b""
+            peer = parse_identity(certificate)
             secure.settimeout(_left(deadline, address, timeout_s))
             if not secure.recv(1):
                 raise ConnectionResetError("EOF")
-            return peer
+            return Peer(peer, certificate)
     except TimeoutError:
         raise _timed_out(address, timeout_s) from None
     except CertificateInvalid as error:
-        raise _Failed("tls_failed", error) from error
+        raise ProbeFailed("tls_failed", error) from error
     except OSError as error:  # SSLError is one
-        raise _Failed("tls_failed", explain_tls_failure(address, error), peer) from error
+        raise ProbeFailed("tls_failed", explain_tls_failure(address, error), peer) from error
 
 
-def _compare(peer: Identity, worker: Worker, address: str) -> None:
-    host = split_address(address)[0]
+def compare_name(peer: Identity, name: str, address: str) -> None:
+    """Raise ProbeFailed unless the worker called `name` answered."""
     if peer.role is not Role.WORKER:
         cause = f"{address} answered as {peer}, which is not a worker"
-        raise _Failed("wrong_role", WorkerUnreachable(cause, "Correct the address in hosts.yaml"), peer)
-    if peer.name != worker.name:
-        cause = f"{address} answered as {peer}, but hosts.yaml calls it {worker.name}"
+        raise ProbeFailed("wrong_role", WorkerUnreachable(cause, "Correct the address in hosts.yaml"), peer)
+    if peer.name != name:
+        cause = f"{address} answered as {peer}, but hosts.yaml calls it {name}"
         mend = "Correct the name or the address in hosts.yaml, or issue the certificate under the right name"
-        raise _Failed("wrong_name", WorkerUnreachable(cause, mend), peer)
+        raise ProbeFailed("wrong_name", WorkerUnreachable(cause, mend), peer)
+
+
+def _compare_host(peer: Identity, address: str) -> None:
+    host = split_address(address)[0]
     if not host_matches(peer, host):
-        raise _Failed("wrong_host", explain_tls_failure(address, "hostname mismatch", peer=peer), peer)
+        raise ProbeFailed("wrong_host", explain_tls_failure(address, "hostname mismatch", peer=peer), peer)

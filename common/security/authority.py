@@ -2,6 +2,7 @@
 
     certs/ca.pem  ca.key        the authority (EC P-256, ten years); its name carries the cluster's random id
     certs/NAME.pem  NAME.key    a member
+    certs/issued/               a copy of every certificate signed here, see ledger
 
 `sign` needs only a public key, so a machine can keep its private key to itself.
 """
@@ -32,11 +33,13 @@ from titan.common.config.hosts import NAME_PATTERN
 from titan.common.errors import CertificateInvalid, ConfigError, KeyExists
 from titan.common.security.files import PRIVATE, PUBLIC, NewFile, locked_folder, read_bounded, write_together
 from titan.common.security.identity import Identity, Role, check_dates, parse_identity, tls_name
+from titan.common.security.ledger import CLOCK_SKEW, record
+from titan.common.security.revocation import LIST_FILE
 
 AUTHORITY_DAYS = 3650
 DEFAULT_DAYS = 825
 MAX_HOSTS = 64
-CLOCK_SKEW = timedelta(minutes=5)
+RESERVED_NAMES = ("ca", "revoked")  # files of the authority itself
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _CLUSTER_NAME = re.compile(r"titan cluster ([0-9a-f]{32})", re.ASCII)
 _INIT = "Make one with `titan certs init`"
@@ -93,6 +96,7 @@ def init_authority(folder: Path | str, *, force: bool = False, now: datetime | N
     with locked_folder(folder):
         _refuse_overwrite(folder, "ca", force, "it is the authority of a cluster, and --force ends that cluster")
         _write_pair(folder, "ca", key, certificate)
+        (folder / LIST_FILE).unlink(missing_ok=True)  # of the cluster that has just ended
     return Authority(folder, cluster, certificate, key)
 
 
@@ -146,6 +150,7 @@ def issue(
     certificate = sign(authority, key.public_key(), name, role=role, hosts=hosts, days=days, now=now)
     with locked_folder(folder):
         _refuse_overwrite(folder, name, force, "--force replaces it")
+        record(authority.folder, certificate)
         _write_pair(folder, name, key, certificate)
     return Issued(parse_identity(certificate), folder / f"{name}.pem", folder / f"{name}.key")
 
@@ -165,8 +170,10 @@ def sign(
     Raises:
         ConfigError: a name, host or number of days that cannot be; a worker without a host.
     """
-    if not NAME_PATTERN.fullmatch(name) or name == "ca":
-        raise ConfigError(f"{name!r} cannot be a certificate's name", "Use 1 to 63 of a-z, 0-9 and -, and not `ca`")
+    if not NAME_PATTERN.fullmatch(name) or name in RESERVED_NAMES:
+        raise ConfigError(
+            f"{name!r} cannot be a certificate's name", "Use 1 to 63 of a-z, 0-9 and -, and not `ca` or `revoked`"
+        )
     if not 1 <= days <= AUTHORITY_DAYS:
         raise ConfigError(f"a certificate cannot be valid for {days} days", f"Use 1 to {AUTHORITY_DAYS}")
     listed = _hosts(hosts)

@@ -17,6 +17,7 @@ from titan.common.errors import CertificateMissing, SecurityError
 from titan.common.security.authority import DEFAULT_DAYS, init_authority, issue, load_authority
 from titan.common.security.files import read_bounded
 from titan.common.security.identity import Role, parse_identity, read_certificate
+from titan.common.security.revocation import LIST_FILE
 
 SOON = timedelta(days=30)
 DIR = typer.Option("--dir", help="Folder of the authority and of the new files.")
@@ -117,7 +118,7 @@ def list_certificates(path: Path, *, now: datetime | None = None) -> list[Shown]
         raw = read_bounded(path, mend="Make an authority with `titan certs init`")
         read_certificate(raw, str(path))
         return [_shown(path, now)]
-    found = sorted(path.glob("*.pem"), key=lambda p: (p.name != "ca.pem", p.name))
+    found = sorted((p for p in path.glob("*.pem") if p.name != LIST_FILE), key=lambda p: (p.name != "ca.pem", p.name))
     if not found:
         raise CertificateMissing(f"{path} holds no certificate", "Make an authority with `titan certs init`")
     return [_shown(p, now) for p in found]

@@ -21,6 +21,7 @@ from titan.common.security.identity import (
     read_certificate,
     require_role,
 )
+from titan.common.security.revocation import load_revocations, require_not_revoked
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ def load_credentials(ca: Path | str, cert: Path | str, key: Path | str, *, now: 
         CertificateMissing: a file is not there.
         CertificateExpired: certificate or authority is past its date.
         CertificateInvalid: unreadable, key open to others or of another certificate, foreign authority, not yet valid.
+        CertificateRevoked: it is on the list beside `ca`.
     """
     ca, cert, key = Path(ca), Path(cert), Path(key)
     now = now or datetime.now(UTC)
@@ -66,6 +68,7 @@ def load_credentials(ca: Path | str, cert: Path | str, key: Path | str, *, now: 
     renew_all = "Make a new cluster with `titan certs init --force` and issue all certificates again"
     check_dates(authority, f"the authority in {ca}", renew_all, now)
     check_dates(certificate, f"the certificate of {identity} in {cert}", f"Renew it: `{issue_command(identity)}`", now)
+    require_not_revoked(identity, load_revocations(ca, ca_pem))
     return Credentials(identity, ca, cert, key, ca_pem, cert_pem, key_pem)
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from titan.common.config.address import split_address
@@ -27,6 +27,7 @@ from titan.common.security.identity import (
     show_time,
     tls_name,
 )
+from titan.common.security.revocation import LIST_FILE, load_revocations
 
 if TYPE_CHECKING:
     import grpc
@@ -49,11 +50,28 @@ def grpc_server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([pair], root_certificates=credentials.ca_pem, require_client_auth=True)
 
 
-def grpc_channel_credentials(credentials: Credentials) -> grpc.ChannelCredentials:
-    """For `grpc.secure_channel`: trusts the cluster's authority only, and shows one's own certificate."""
+def grpc_renewable_server_credentials(current: Callable[[], Credentials]) -> grpc.ServerCredentials:
+    """As `grpc_server_credentials`, but each handshake uses what `current` gives then: a renewal needs no restart."""
     import grpc
 
-    return grpc.ssl_channel_credentials(credentials.ca_pem, credentials.key_pem, credentials.cert_pem)
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        credentials = current()
+        pair = (credentials.key_pem, credentials.cert_pem)
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=credentials.ca_pem)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, require_client_authentication=True)
+
+
+def grpc_channel_credentials(credentials: Credentials, *, only: bytes | None = None) -> grpc.ChannelCredentials:
+    """For `grpc.secure_channel`: trusts the cluster's authority only, and shows one's own certificate.
+
+    Args:
+        only: PEM of the one server certificate to trust instead: gRPC takes a certificate itself as the end of a chain
+            (measured), and so a channel can be bound to a certificate that was checked against the list of revoked.
+    """
+    import grpc
+
+    return grpc.ssl_channel_credentials(only or credentials.ca_pem, credentials.key_pem, credentials.cert_pem)
 
 
 def channel_options(worker_name: str) -> list[tuple[str, str]]:
@@ -85,12 +103,26 @@ def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_STRICT
     try:
         context.load_verify_locations(cadata=credentials.ca_pem.decode("ascii"))
-        context.load_cert_chain(credentials.cert_path, credentials.key_path)
+        renew_context(context, credentials)
     except (OSError, ValueError) as error:  # SSLError is an OSError
         raise CertificateInvalid(
             f"{credentials.cert_path} or its key changed while it was read ({error})", "Start again"
         ) from error
     return context
+
+
+def renew_context(context: ssl.SSLContext, credentials: Credentials) -> None:
+    """Have later handshakes of `context` use what the files of `credentials` hold now: certificate, key, revoked.
+
+    A revoked peer then gets the alert `certificate_revoked`. Connections that are open already stay open.
+
+    Raises:
+        OSError: a file cannot be read. CertificateInvalid: the list cannot be trusted.
+    """
+    context.load_cert_chain(credentials.cert_path, credentials.key_path)
+    if load_revocations(credentials.ca_path, credentials.ca_pem).number:
+        context.load_verify_locations(cafile=credentials.ca_path.with_name(LIST_FILE))  # the newest counts
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
 
 
 def peer_identity(auth_context: Mapping[str, Any]) -> Identity:
@@ -117,9 +149,11 @@ _CAUSES = (
     (r"certificate has expired|verify_code: 10\b", "peer expired"),
     (r"not yet valid", "peer early"),
     (
-        r"ALERT_UNKNOWN_CA|ALERT_CERTIFICATE_REQUIRED|ALERT_BAD_CERTIFICATE|ALERT_DECRYPT_ERROR|_REVOKED|UNKNOWN_CERTIFICATE",
+        r"ALERT_UNKNOWN_CA|ALERT_CERTIFICATE_REQUIRED|ALERT_BAD_CERTIFICATE|ALERT_DECRYPT_ERROR|UNKNOWN_CERTIFICATE",
         "refused",
     ),
+    (r"ALERT_CERTIFICATE_REVOKED", "own revoked"),
+    (r"certificate revoked|CERTIFICATE_REVOKED", "peer revoked"),
     (r"ALERT_CERTIFICATE_EXPIRED", "own expired"),
     (r"ALERT_PROTOCOL_VERSION|UNSUPPORTED_PROTOCOL|NO_SHARED_CIPHER|ALERT_HANDSHAKE_FAILURE", "version"),
     (r"CERTIFICATE_VERIFY_FAILED|unable to get|self.signed", "foreign"),
@@ -163,6 +197,14 @@ _SENTENCES = {
     "refused": (
         "{address} does not accept this machine's certificate",
         "Use certificates of one cluster on both sides (`titan certs show`)",
+    ),
+    "own revoked": (
+        "{address} says that this machine's certificate was revoked",
+        "Issue a new one on the machine that holds the authority",
+    ),
+    "peer revoked": (
+        "the certificate at {address} was revoked",
+        "If the machine is to take part again, give it a new one with `titan enroll`",
     ),
     "own expired": (
         "{address} says that this machine's certificate has expired",
