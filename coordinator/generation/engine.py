@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import threading
 import time
 import traceback
@@ -23,13 +22,11 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from titan.common.errors import ContextTooLong, EngineFailed, EngineNotReady, QueueFull, TitanError
 from titan.common.log import get_logger
-from titan.coordinator.generation.decode import decode
 from titan.coordinator.generation.events import Finished, Timings, Usage
 from titan.coordinator.generation.handle import Handle, Job
 from titan.coordinator.generation.model import LoadedModel, ServedModel
 from titan.coordinator.generation.request import GenerationRequest
-from titan.coordinator.generation.sampling import make_sampler
-from titan.coordinator.generation.sequence import Sequence
+from titan.coordinator.generation.run import run_request
 from titan.coordinator.generation.vocabulary import Vocabulary
 
 __all__ = ["DEFAULT_QUEUE_LIMIT", "Engine", "EngineState", "EngineStatus"]
@@ -253,7 +250,7 @@ class Engine:
     def _answer(self, loaded: LoadedModel, job: Job) -> None:
         started_s = time.monotonic()
         try:
-            finished = _generate(loaded, job, started_s)
+            finished = run_request(loaded, job, started_s)
         except Exception as error:
             log.error("a request failed", exc_info=True, request=job.request.request_id)
             traceback.clear_frames(error.__traceback__)  # they hold the request's KV cache
@@ -274,46 +271,3 @@ class Engine:
 
 def _stopping_error() -> EngineNotReady:
     return EngineNotReady("the coordinator is stopping", "try again when it is back")
-
-
-def _generate(loaded: LoadedModel, job: Job, started_s: float) -> Finished:
-    """Run one request to its end on the calling thread, delivering text as it becomes final."""
-    request = job.request
-    sequence = Sequence(loaded.tokenizer, request)
-
-    def prefilled(tokens: int) -> None:
-        job.prefilled_tokens = tokens
-
-    steps = decode(
-        loaded.model,
-        request.prompt,
-        loaded.make_cache(),
-        sampler=make_sampler(request.sampling),
-        max_tokens=request.max_tokens,
-        top_logprobs=request.top_logprobs,
-        prefill_step_tokens=loaded.prefill_step_tokens,
-        lookahead=loaded.lookahead,
-        cancelled=lambda: job.cancelled,
-        on_prefill=prefilled,
-    )
-    first_token_s = None
-    with contextlib.closing(steps):
-        for step in steps:
-            if first_token_s is None:
-                first_token_s = time.monotonic()
-                job.prefilled_tokens = len(request.prompt)
-            delta = sequence.push(step)
-            job.generated_tokens = sequence.generated_tokens
-            if delta is not None:
-                job.deliver(delta)
-            if sequence.reason is not None:
-                break
-    if sequence.reason is None and (rest := sequence.finish()) is not None:
-        job.deliver(rest)
-    ended_s = time.monotonic()
-    first_token_s = ended_s if first_token_s is None else first_token_s
-    return Finished(
-        sequence.reason or "cancelled",
-        Usage(len(request.prompt), sequence.generated_tokens),
-        Timings(started_s - job.submitted_s, first_token_s - started_s, ended_s - first_token_s),
-    )
