@@ -64,7 +64,7 @@ def load_credentials(ca: Path | str, cert: Path | str, key: Path | str, *, now: 
     except CertificateInvalid as error:
         raise CertificateInvalid(f"{cert}: {error.cause}", error.mend) from error
     _check_key(certificate, key_pem, cert, key)
-    authority = _issuer(certificate, ca_pem, cert, ca)
+    authority = issuer_of(certificate, ca_pem, str(cert), str(ca))
     renew_all = "Make a new cluster with `titan certs init --force` and issue all certificates again"
     check_dates(authority, f"the authority in {ca}", renew_all, now)
     check_dates(certificate, f"the certificate of {identity} in {cert}", f"Renew it: `{issue_command(identity)}`", now)
@@ -124,7 +124,12 @@ def _check_key(certificate: x509.Certificate, key_pem: bytes, cert: Path, key: P
         )
 
 
-def _issuer(certificate: x509.Certificate, ca_pem: bytes, cert: Path, ca: Path) -> x509.Certificate:
+def issuer_of(certificate: x509.Certificate, ca_pem: bytes, cert: str, ca: str) -> x509.Certificate:
+    """The authority in `ca_pem` that signed `certificate`; `cert` and `ca` name both in messages.
+
+    Raises:
+        CertificateInvalid: none of them did, or it is none.
+    """
     try:
         authorities = x509.load_pem_x509_certificates(ca_pem)
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
