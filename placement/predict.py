@@ -15,19 +15,26 @@ from titan.placement.values import Prediction
 SAMPLED_STEPS = 256
 
 
-def predict(evaluator: Evaluator, place: Ints, *, seed: int = 0, steps: int = SAMPLED_STEPS) -> Prediction:
-    """Prediction for an arrangement without replicas: expectation over the routing model, rows independent."""
+def predict(
+    evaluator: Evaluator, place: Ints, *, seed: int = 0, steps: int = SAMPLED_STEPS, saved_s: float = 0.0
+) -> Prediction:
+    """Prediction for an arrangement: expectation over the routing model, rows independent.
+
+    `saved_s`: what replicas save at batch 1, as measured by dispatch on sampled routing; taken off computing.
+    """
     problem = evaluator.problem
     parts = [evaluator.split(i, row) for i, row in enumerate(place)]
     attention = sum(problem.attention_s) + problem.other_s
     sync, stall = sum(p.sync_s for p in parts), sum(p.stall_s for p in parts)
     compute, span = sum(p.compute_s for p in parts), sum(p.span_s for p in parts)
-    step = attention + sync + span + stall
+    trip = span - compute
+    compute = max(0.0, compute - saved_s)
+    step = attention + sync + compute + trip + stall
     rates = tuple(
         (rows, 1 / step if rows == 1 else rows / batch_step(evaluator, place, rows, seed=seed, steps=steps))
         for rows in problem.batch_rows
     )
-    return Prediction(step, attention, sync, compute, span - compute, stall, rates)
+    return Prediction(step, attention, sync, compute, trip, stall, rates)
 
 
 def batch_step(evaluator: Evaluator, place: Ints, rows: int, *, seed: int = 0, steps: int = SAMPLED_STEPS) -> float:

@@ -47,7 +47,9 @@ def lower_bound(evaluator: Evaluator, classes: list[WorkerClass], deadline: floa
 def _replica_steps(experts: int, *, fine: bool) -> list[tuple[int, int]]:
     """(least extra slots, extra slots assumed): rising cuts, so that few replicas are not taken for many."""
     cuts = (
-        [0, 1, experts // 16, experts // 8, experts // 4, experts // 2, experts] if fine else [0, experts // 8, experts]
+        {0, 1, 2, 3, 4, 6, 8, 12, 16, 24} | {experts // d for d in (16, 12, 8, 6, 5, 4, 3, 2)}
+        if fine
+        else {0, 2, 8, experts // 8}
     )
-    cuts = sorted(set(cuts))
+    cuts = sorted({c for c in cuts if c <= experts} | {experts})
     return [(0, 0), *((low + 1, high) for low, high in pairwise(cuts))]

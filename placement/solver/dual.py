@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 
-import highspy
 import numpy as np
 from numpy.typing import NDArray
 
+from titan.placement.solver.highs import INFINITY, Highs
 from titan.placement.solver.layer_bound import LayerBound
 
 Floats = NDArray[np.float64]
@@ -179,14 +179,11 @@ class _Master:
     def __init__(self, groups: list[Group], capacity: list[float], unit: int) -> None:
         self.capacity, self.columns, self._known = np.array(capacity), [], set()
         self._groups, self._unit = groups, unit
-        self._highs = highspy.Highs()
-        self._highs.setOptionValue("output_flag", False)
-        self._highs.setOptionValue("threads", 1)
-        empty = np.array([], dtype=np.int32), np.array([], dtype=np.float64)
+        self._highs = Highs()
         for group in groups:
-            self._highs.addRow(float(group.layers), float(group.layers), 0, *empty)
+            self._highs.row(float(group.layers), float(group.layers))
         for bytes_ in self.capacity:
-            self._highs.addRow(-highspy.kHighsInf, float(bytes_), 0, *empty)
+            self._highs.row(-INFINITY, float(bytes_))
 
     def add(self, column: Column) -> bool:
         if column in self._known:
@@ -194,22 +191,15 @@ class _Master:
         self._known.add(column)
         self.columns.append(column)
         scale = self._groups[column.kind].expert_bytes / self._unit
-        rows = [column.kind] + [len(self._groups) + i for i in range(len(self.capacity))]
-        values = [1.0] + [scale * u for u in (column.home, *column.workers)]
-        self._highs.addCol(
-            column.cost_s,
-            0.0,
-            highspy.kHighsInf,
-            len(rows),
-            np.array(rows, dtype=np.int32),
-            np.array(values, dtype=np.float64),
-        )
+        terms = {column.kind: 1.0}
+        for i, used in enumerate((column.home, *column.workers)):
+            terms[len(self._groups) + i] = scale * used
+        self._highs.column(column.cost_s, terms=terms)
         return True
 
     def run(self) -> tuple[Floats, Floats, Floats]:
         """(usage of the columns, prices of the resources >= 0, duals of the kinds)"""
         self._highs.run()
-        solution = self._highs.getSolution()
-        duals = np.array(solution.row_dual)
+        duals = np.array(self._highs.getSolution().row_dual)
         kinds = len(self._groups)
-        return np.array(solution.col_value), np.maximum(-duals[kinds:], 0.0), duals[:kinds]
+        return self._highs.values(), np.maximum(-duals[kinds:], 0.0), duals[:kinds]

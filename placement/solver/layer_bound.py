@@ -27,7 +27,7 @@ from titan.placement.routing import prefix_polynomials
 from titan.placement.solver.outcome import Outcomes
 
 Floats = NDArray[np.float64]
-INTERVALS = 6
+INTERVALS = 16
 
 
 class LayerBound:
@@ -104,36 +104,46 @@ class LayerBound:
         comb = np.array([[math.comb(n, k) for k in range(top_k + 1)] for n in range(experts + 1)], dtype=np.float64)
         clean = self._balanced(comb, extra)
         sizes = np.arange(experts + 1)
-        home = comb[np.maximum(experts - sizes[:, None] - sizes[None, :], 0)]
+        away = np.minimum(sizes[:, None] + sizes[None, :], experts)
+        home = comb[experts - away]
         table = np.zeros((experts + 1, experts + 1))
         for r in range(top_k + 1):
             for j in range(top_k + 1 - r):
-                cost = clean[:, r][:, None] if j == 0 else out.least[r, j]
-                if not np.isfinite(np.min(cost)):
-                    continue
+                cost = out.least[r, j] if j else self._movable(comb, clean[:, r], away, top_k - r, extra)
                 table += comb[:, r][:, None] * comb[:, j][None, :] * home[:, :, top_k - r - j] * cost
         return self._mask(table / comb[experts, top_k])
 
+    def _movable(self, comb: Floats, clean: Floats, away: NDArray[np.int64], local: int, extra: int) -> Floats:
+        """[a, s]: mean of `clean` [a, f] over how many of the `local` selected experts of node 0 have a replica."""
+        if extra == 0:
+            return np.broadcast_to(clean[:, :1], away.shape)
+        size = self.experts - away
+        movable, table = np.minimum(extra, size), np.zeros(away.shape)
+        for f in range(local + 1):
+            share = comb[movable, f] * comb[size - movable, local - f]
+            share = np.divide(share, comb[size, local], out=np.zeros_like(share), where=comb[size, local] > 0)
+            table += share * clean[:, f][:, None]
+        return table
+
     def _balanced(self, comb: Floats, extra: int) -> Floats:
-        """[a, r]: expected cost with r of a worker experts selected, none missing, at most `extra` replicated."""
+        """[a, r, f]: expected cost with r of a worker experts selected and none missing, when f of the selected experts
+        of node 0 have a replica; at most `extra` experts have one."""
         top_k, out = self.top_k, self.out
+        clean = np.zeros((self.experts + 1, top_k + 1, top_k + 1))
         if not self.workers:
-            return np.broadcast_to(out.least[:, 0], (self.experts + 1, top_k + 1)).copy()
+            return clean + out.least[:, 0][None, :, None]
         loads = _load_distribution(comb, self.workers, top_k)  # [q, r, kappa]
         kappa = np.arange(top_k + 1)
         busy = np.where(kappa > 0, out.first_s + out.pair_s * kappa, 0.0)
-        base = out.split if extra == 0 else out.least[:, 0]
         sizes = np.arange(self.experts + 1)
         singles = np.maximum(sizes - extra, 0)
-        clean = np.zeros((self.experts + 1, top_k + 1))
         for r in range(top_k + 1):
-            time = np.minimum(np.maximum(base[r], busy), out.read[r])
-            if r == 0:
-                time = np.full(top_k + 1, base[0])
+            times = np.maximum(out.split[r][None, :], busy[:, None] if r else 0.0)
+            times = np.minimum(np.broadcast_to(times, (top_k + 1, top_k + 1)), out.read[r])  # [kappa, f]
             for fixed in range(r + 1):
                 share = comb[singles, fixed] * comb[sizes - singles, r - fixed]
                 share = np.divide(share, comb[:, r], out=np.zeros_like(share), where=comb[:, r] > 0)
-                clean[:, r] += share * (loads[singles, fixed] @ time)
+                clean[:, r] += share[:, None] * (loads[singles, fixed] @ times)
         return clean
 
     def _core_skewed(self, extra: int, joint: Floats) -> Floats:
@@ -151,12 +161,11 @@ class LayerBound:
     def _spread(self, extra: int, cap: float) -> Floats:
         """[a]: bound on E[min(cost, cap)] when a experts are at workers: the integral of 1 - P(cost <= t) up to cap."""
         top_k, out, experts = self.top_k, self.out, self.experts
-        base = out.split if extra == 0 else out.least[:, 0]
         kappa_times = out.first_s + out.pair_s * np.arange(1, top_k + 1)
-        ends = np.unique(np.clip(np.concatenate([[0.0], base, kappa_times, [cap]]), 0.0, cap))
+        ends = np.unique(np.clip(np.concatenate([[0.0], out.split.ravel(), kappa_times, [cap]]), 0.0, cap))
         starts, width = ends[:-1], np.diff(ends)
         kappa = (kappa_times[None, :] <= starts[:, None] * (1 + 1e-12)).sum(axis=1)
-        allowed = base[None, :] <= starts[:, None] * (1 + 1e-12)  # [t, r]
+        allowed = (out.split[None] <= starts[:, None, None] * (1 + 1e-12)).astype(np.float64)  # [t, r, f]
         heavy = np.concatenate([[0.0], np.cumsum(self.weights)])
         light = np.concatenate([[0.0], np.cumsum(self.weights[::-1])])
         whole, sizes, powers = heavy[-1], np.arange(experts + 1), np.arange(top_k + 1)
@@ -164,14 +173,21 @@ class LayerBound:
         comb = np.array([[math.comb(n, k) for k in powers] for n in sizes], dtype=np.float64)
         best = np.full(experts + 1, np.inf)
         for i in range(INTERVALS):
-            low = light * (heavy / np.maximum(light, 1e-300)) ** (i / INTERVALS)
-            high = light * (heavy / np.maximum(light, 1e-300)) ** ((i + 1) / INTERVALS)
+            low = light * (heavy / np.maximum(light, 1e-300)) ** ((i / INTERVALS) ** 2)
+            high = light * (heavy / np.maximum(light, 1e-300)) ** (((i + 1) / INTERVALS) ** 2)
             flexible = np.minimum(1.0, heavy[min(extra, experts)] / np.maximum(low, 1e-300))
             packed = _packed(self.workers, top_k, flexible)  # [a, kappa, r]
-            average = (whole - np.minimum(low, whole)) / np.maximum(experts - sizes, 1)
+            at_home = whole - np.minimum(low, whole)
+            movable = np.minimum(heavy[min(extra, experts)], at_home)
+            average = (at_home - movable) / np.maximum(experts - sizes, 1)
             home = comb[experts - sizes] * average[:, None] ** powers[None, :]
-            joint = home[:, ::-1] * high[:, None] ** powers[None, :] / factorial[None, :] / self.total  # [a, r]
-            below = np.einsum("ar,atr,tr->at", joint, packed[:, kappa], allowed.astype(np.float64))
+            remote = high[:, None] ** powers[None, :] / factorial[None, :] / self.total  # [a, r]
+            fits = packed[:, kappa]  # [a, t, r]
+            below = np.zeros((experts + 1, len(starts)))
+            for f in powers if extra else powers[:1]:
+                joint = remote[:, : top_k + 1 - f] * home[:, : top_k + 1 - f][:, ::-1]
+                joint = joint * (movable[:, None] ** f / factorial[f])
+                below += np.einsum("ar,atr,tr->at", joint, fits[:, :, : top_k + 1 - f], allowed[:, : top_k + 1 - f, f])
             best = np.minimum(best, np.maximum(0.0, 1.0 - below) @ width)
         return best
 
@@ -226,7 +242,7 @@ def _packed(workers: int, top_k: int, flexible: Floats) -> Floats:
         total = np.eye(1, top_k + 1)[0]
         for _ in range(workers):
             total = np.convolve(total, one)[: top_k + 1]
-        fits[kappa] = total * factorial / float(workers) ** powers
+        fits[kappa] = total * factorial / float(max(1, workers)) ** powers
     out = np.zeros((len(flexible), top_k + 1, top_k + 1))
     for r in powers:
         for fixed in range(r + 1):

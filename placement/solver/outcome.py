@@ -21,7 +21,8 @@ class Outcomes:
     Attributes:
         home: [K + 1] seconds of k experts on node 0.
         remote: [K + 1] least seconds in which the workers together execute r experts; inf without workers.
-        split: [K + 1] max(home(K - r), remote(r)): r remote experts, none read, none moved.
+        split: [K + 1, K + 1] least seconds with r remote experts when up to f experts of node 0 have a replica and may
+            run on a worker; none is read.
         read: [K + 1] least seconds with r experts on workers only when at least one of them is read instead.
         least: [K + 1, K + 1] least seconds with r experts on workers only and j experts in no memory.
         first_s, pair_s: least seconds of a worker's call before its experts, and of one expert.
@@ -34,8 +35,8 @@ class Outcomes:
         self.remote = _water_fill(costs, workers, top_k)
         self.pair_s = min((costs.pair_s[n] for n in workers), default=0.0)
         self.first_s = min((costs.base_s[n] for n in workers), default=0.0)
-        self.split = np.maximum(self.home[::-1], self.remote)
-        self.split[0] = self.home[top_k]
+        bare = np.maximum(self.home[::-1], self.remote)
+        self.split = np.array([[np.min(bare[r : r + f + 1]) for f in range(top_k + 1)] for r in range(top_k + 1)])
         self.least = np.full((top_k + 1, top_k + 1), np.inf)
         self.read = np.full(top_k + 1, np.inf)
         for r in range(top_k + 1):

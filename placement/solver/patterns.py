@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-import highspy
 import numpy as np
 
 from titan.placement.evaluate import Evaluator, Ints
 from titan.placement.solver.bound import layer_kinds
 from titan.placement.solver.classes import WorkerClass, usable_bytes
 from titan.placement.solver.dual import Column
+from titan.placement.solver.highs import INFINITY, Highs
 from titan.placement.solver.realise import Builder, Shares, arrange
 
 Pattern = tuple[int, tuple[int, ...]]  # local slots, experts a class
@@ -108,24 +108,21 @@ def _mix(evaluator: Evaluator, classes: list[WorkerClass], kinds, options, limit
     problem = evaluator.problem
     unit = max(problem.expert_bytes)
     capacity = [usable_bytes(problem, 0), *(c.capacity_bytes for c in classes)]
-    highs = highspy.Highs()
-    for key, value in (("output_flag", False), ("threads", 1), ("time_limit", limit_s), ("mip_rel_gap", 1e-4)):
-        highs.setOptionValue(key, value)
-    empty = np.array([], dtype=np.int32), np.array([], dtype=np.float64)
-    for (_, layers), _ in zip(kinds, options, strict=True):
-        highs.addRow(float(len(layers)), float(len(layers)), 0, *empty)
+    highs = Highs()
+    highs.setOptionValue("time_limit", limit_s)
+    highs.setOptionValue("mip_rel_gap", 1e-4)
+    for _, layers in kinds:
+        highs.row(float(len(layers)), float(len(layers)))
     for bytes_ in capacity:
-        highs.addRow(-highspy.kHighsInf, bytes_ / unit, 0, *empty)
-    total = 0
+        highs.row(-INFINITY, bytes_ / unit)
     for kind, (((_, size), layers), costed) in enumerate(zip(kinds, options, strict=True)):
         for (local, workers), cost in costed:
-            rows = [kind] + [len(kinds) + i for i in range(len(capacity))]
-            values = [1.0] + [size / unit * u for u in (max(local, problem.top_k), *workers)]
-            highs.addCol(cost, 0.0, float(len(layers)), len(rows), np.array(rows, dtype=np.int32), np.array(values))
-            highs.changeColIntegrality(total, highspy.HighsVarType.kInteger)
-            total += 1
+            terms = {kind: 1.0}
+            for i, used in enumerate((max(local, problem.top_k), *workers)):
+                terms[len(kinds) + i] = size / unit * used
+            highs.column(cost, float(len(layers)), terms, whole=True)
     highs.run()
-    solution = np.array(highs.getSolution().col_value)
+    solution = highs.values()
     out, at = [], 0
     for (_, layers), costed in zip(kinds, options, strict=True):
         taken = np.rint(solution[at : at + len(costed)]).astype(int) if len(solution) else np.zeros(len(costed), int)

@@ -13,16 +13,23 @@ import numpy as np
 from titan.placement.arrangement import memory_used
 from titan.placement.evaluate import MISS, Evaluator, Ints
 
+ENOUGH = 2e-4  # relative gain of a round below which the search ends
 BLOCKS = (1, 1, 2, 4, 8, 16, 32)
 
 
 def polish(evaluator: Evaluator, place: Ints, *, seed: int, deadline: float, tries: int) -> Ints:
-    """A no worse arrangement. Stops at `deadline` (time.monotonic()) or after `tries` moves in a row without a gain."""
+    """A no worse arrangement. Stops at `deadline` (time.monotonic()) or when `tries` tries gained next to nothing."""
     search = _Search(evaluator, place.copy(), np.random.default_rng(seed))
-    idle = 0
-    while idle < tries and time.monotonic() < deadline:
-        idle = 0 if search.attempt() else idle + 1
-    return search.place
+    before = sum(search.cost) + evaluator.fixed_s
+    while True:
+        for _ in range(tries):
+            search.attempt()
+            if time.monotonic() > deadline:
+                return search.place
+        after = sum(search.cost) + evaluator.fixed_s
+        if after > before * (1 - ENOUGH):
+            return search.place
+        before = after
 
 
 class _Search:

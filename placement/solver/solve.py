@@ -13,14 +13,18 @@ from titan.placement.evaluate import Evaluator, Ints
 from titan.placement.plan import Plan
 from titan.placement.predict import predict
 from titan.placement.problem import Problem
+from titan.placement.solver.advice import explain
 from titan.placement.solver.baselines import NAMES, baseline
 from titan.placement.solver.bound import lower_bound
 from titan.placement.solver.classes import worker_classes
 from titan.placement.solver.patterns import construct
 from titan.placement.solver.polish import polish
 from titan.placement.solver.proportional import proportional, require_home
+from titan.placement.solver.replicate import replicate
 
 METHODS = ("search", "proportional")
+MAX_TRIED = 9  # nodes up to which leaving a worker out is tried
+WORTH_REPLICAS = 1e-3  # of a step: replicas that save less are not loaded
 
 
 def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.0, seed: int = 0) -> Plan:
@@ -35,32 +39,63 @@ def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.
         MemoryBudgetError: node 0 cannot hold top-k slots in every layer.
         PlanError: unknown method.
     """
-    started = time.monotonic()
     problem.check()
     if method not in METHODS:
         raise PlanError(f"there is no placement method {method!r}", f"use one of {', '.join(METHODS)}")
     require_home(problem)
     if method == "proportional":
         return proportional(problem)
+    clock = _Clock(time_limit_s)
     evaluator = Evaluator(problem)
     classes = worker_classes(problem, evaluator.costs)
-    bound_s, dual = lower_bound(evaluator, classes, started + 0.4 * time_limit_s)
+    bound_s, dual = lower_bound(evaluator, classes, clock.at(0.35))
     naive = {name: baseline(name, problem, evaluator.weights) for name in NAMES}
     naive["proportional"] = from_plan(proportional(problem), evaluator.weights)
     used = [c for c, n in zip(dual.columns, dual.usage, strict=False) if n > 1e-9]
-    candidates = [construct(evaluator, classes, used, started + 0.6 * time_limit_s), *naive.values()]
-    place = best_of(evaluator, candidates)
-    tries = 400 + 40 * len(problem.nodes) * min(len(problem.layers), 16)
-    place = polish(evaluator, place, seed=seed, deadline=started + 0.8 * time_limit_s, tries=tries)
-    plan = to_plan(problem, place, evaluator.weights)
-    predicted = predict(evaluator, place, seed=seed)
-    return replace(
+    candidates = [construct(evaluator, classes, used, clock.at(0.5)), *naive.values()]
+    smaller = _without_one(problem, clock.at(0.6))
+    place = best_of(evaluator, [*candidates, *smaller.values()])
+    tries = 1000 if place.size > 1024 else 4000
+    place = polish(evaluator, place, seed=seed, deadline=clock.at(0.75), tries=tries)
+    replicas, saved_s = replicate(evaluator, place, seed=seed, deadline=clock.at(0.85))
+    if saved_s < WORTH_REPLICAS * evaluator.step(place):
+        replicas, saved_s = {}, 0.0
+    plan = to_plan(problem, place, evaluator.weights, replicas)
+    predicted = predict(evaluator, place, seed=seed, saved_s=saved_s)
+    plan = replace(
         plan,
         predicted=predicted,
         baselines={name: predict(evaluator, row, seed=seed, steps=64) for name, row in naive.items()},
         lower_bound_s=bound_s,
         gap=max(0.0, predicted.step_s / bound_s - 1),
     )
+    return replace(plan, advice=explain(plan, {name: evaluator.step(row) for name, row in smaller.items()}))
+
+
+class _Clock:
+    """Instants of a search by the share of its time that is over."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._start, self._limit_s = time.monotonic(), limit_s
+
+    def at(self, share: float) -> float:
+        return self._start + share * self._limit_s
+
+
+def _without_one(problem: Problem, deadline: float) -> dict[str, Ints]:
+    """Arrangements that leave one worker empty, by its name, as far as the time allows."""
+    out: dict[str, Ints] = {}
+    if len(problem.nodes) > MAX_TRIED:
+        return out
+    for index, node in enumerate(problem.nodes[1:], start=1):
+        if time.monotonic() > deadline:
+            break
+        nodes = (*problem.nodes[:index], replace(node, memory_bytes=0), *problem.nodes[index + 1 :])
+        evaluator = Evaluator(replace(problem, nodes=nodes))
+        out[node.name] = construct(
+            evaluator, worker_classes(evaluator.problem, evaluator.costs), (), deadline, effort=1
+        )
+    return out
 
 
 def best_of(evaluator: Evaluator, candidates: list[Ints]) -> Ints:

@@ -1,0 +1,75 @@
+"""The plan in plain words: what each node does, what it costs, and what is not worth having. Knows finished plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from titan.placement.plan import Plan
+from titan.placement.values import Node
+
+WORTH = 1.005  # a worker earns its place when the step without it is this much longer
+
+
+def explain(plan: Plan, without: Mapping[str, float]) -> tuple[str, ...]:
+    """Sentences for people.
+
+    Args:
+        plan: with its prediction and baselines.
+        without: expected step in seconds when a worker, by name, is left out; only those that were tried.
+    """
+    if plan.predicted is None:
+        return ()
+    step, total = plan.predicted.step_s, len(plan.layers)
+    home, whole = plan.nodes[0], sum(plan.is_whole(i) for i in range(total))
+    out = [
+        f"{home.name} keeps {whole} of {total} MoE layers whole, {sum(map(len, plan.held_by(0)))} experts pinned "
+        f"({_size(plan.bytes_on(0))} with cache slots); whole layers pay neither round trip nor synchronisation."
+    ]
+    for index, node in enumerate(plan.nodes[1:], start=1):
+        out.append(_worker(plan, index, node, step, without.get(node.name)))
+    if missing := sum(not h for row in plan.residency for h in row) - _cached(plan):
+        out.append(
+            f"{missing} experts fit in no memory and are read from {home.name}'s SSD: {_ms(plan.predicted.stall_s)} "
+            f"of the {_ms(step)} step is that stall."
+        )
+    if len(plan.nodes) > 1:
+        out.append(_alone(plan, step))
+    return tuple(out)
+
+
+def _worker(plan: Plan, index: int, node: Node, step: float, alone: float | None) -> str:
+    held = plan.held_by(index)
+    layers, experts = sum(1 for row in held if row), sum(map(len, held))
+    if not experts:
+        return f"{node.name} holds nothing and does not earn its place: its figures make every use of it slower."
+    text = (
+        f"{node.name}'s link costs {_ms(node.round_trip_s)} a layer: it serves {layers} of {len(plan.layers)} layers "
+        f"with {experts} experts ({_size(plan.bytes_on(index))})"
+    )
+    if alone is None:
+        return text + "."
+    if alone < step * WORTH:
+        return text + f"; it does not earn its place: without it a step takes {_ms(alone)} instead of {_ms(step)}."
+    return text + f"; without it a step takes {_ms(alone)} instead of {_ms(step)} ({alone / step:.2f} times as long)."
+
+
+def _alone(plan: Plan, step: float) -> str:
+    home, one = plan.nodes[0].name, plan.baselines.get("one_node")
+    if one is None or all(not row for n in range(1, len(plan.nodes)) for row in plan.held_by(n)):
+        return f"{home} alone is the fastest arrangement of these nodes."
+    if one.step_s <= step:
+        return f"{home} alone is faster: {1 / one.step_s:.1f} tokens/s against {1 / step:.1f} with the workers."
+    return f"{home} alone would reach {1 / one.step_s:.1f} tokens/s, the plan {1 / step:.1f} (batch 1)."
+
+
+def _cached(plan: Plan) -> int:
+    """Unpinned experts that always find a cache slot."""
+    return sum(min(plan.cache_slots(i), sum(not holders for holders in row)) for i, row in enumerate(plan.residency))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
+
+
+def _size(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB"
