@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from titan.common.config.hosts import HostsConfig, load_hosts
-from titan.common.config.probe import Prober, ProbeResult, tls_prober
+from titan.common.config.probe import Prober, ProbeResult
+from titan.common.config.probe_status import status_prober
 from titan.common.errors import TitanError
 from titan.common.security.credentials import Credentials, load_credentials
 from titan.common.security.identity import Role, require_role
@@ -22,7 +23,7 @@ PARALLEL_PROBES = 16
 
 
 def register(app: typer.Typer, *, prober: Prober | None = None) -> None:
-    """Mount `titan hosts` on `app`. `prober` asks one address; without it, TLS is as far as the check goes."""
+    """Mount `titan hosts` on `app`. `prober` asks one address; by default, for the worker's Status."""
     hosts = typer.Typer(help="The machines of the cluster.", no_args_is_help=True)
 
     @hosts.callback()
@@ -47,7 +48,8 @@ def register(app: typer.Typer, *, prober: Prober | None = None) -> None:
                 raise
             typer.echo(json.dumps({"ok": False, "file": str(path), "error": _error_json(error), "addresses": []}))
             raise typer.Exit(error.exit_status) from error
-        results = check_hosts(config, credentials, prober or tls_prober(config.timeouts.connect))
+        times = config.timeouts
+        results = check_hosts(config, credentials, prober or status_prober(times.connect, times.probe))
         ok = all(result.ok for result in results)
         if as_json:
             report = {"ok": ok, "file": str(path), "error": None, "addresses": [_result_json(r) for r in results]}

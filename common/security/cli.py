@@ -1,10 +1,13 @@
-"""`titan certs`: make the cluster's authority, issue certificates, show them. Only wires and shows."""
+"""`titan certs`: make the cluster's authority, issue certificates, show them. Only wires and shows.
+
+`revoke` and `renew`, which talk to workers, are in trust_cli.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -14,19 +17,20 @@ from rich.table import Table
 from rich.text import Text
 
 from titan.common.errors import CertificateMissing, SecurityError
+from titan.common.security import trust_cli
 from titan.common.security.authority import DEFAULT_DAYS, init_authority, issue, load_authority
 from titan.common.security.files import read_bounded
 from titan.common.security.identity import Role, parse_identity, read_certificate
-from titan.common.security.revocation import LIST_FILE
+from titan.common.security.renewal import SOON
+from titan.common.security.revocation import LIST_FILE, load_revocations
 
-SOON = timedelta(days=30)
 DIR = typer.Option("--dir", help="Folder of the authority and of the new files.")
 FORCE = typer.Option("--force", help="Replace what is there.")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One certificate as `show` lists it; `state` is "ok", "soon", "expired", "early" or "unreadable"."""
+    """One certificate as `show` lists it; `state` is "ok", "soon", "expired", "early", "revoked" or "unreadable"."""
 
     path: Path
     subject: str
@@ -43,6 +47,7 @@ def register(app: typer.Typer) -> None:
     certs.command("init")(init)
     certs.command("issue")(issue_certificate)
     certs.command("show")(show)
+    trust_cli.register(certs)
     app.add_typer(certs, name="certs")
 
 
@@ -95,7 +100,13 @@ def show(
     colours = {"ok": "", "soon": "yellow", "early": "yellow"}
     for row in rows:
         until = f"{row.not_after:%Y-%m-%d}" if row.not_after else ""
-        note = {"soon": " (soon)", "expired": " EXPIRED", "early": " (not yet valid)", "unreadable": "unreadable"}
+        note = {
+            "soon": " (soon)",
+            "expired": " EXPIRED",
+            "early": " (not yet valid)",
+            "revoked": " REVOKED",
+            "unreadable": "unreadable",
+        }
         expiry = Text(until + note.get(row.state, ""), style=colours.get(row.state, "red"))
         key = "yes" if row.has_key else "no"
         table.add_row(Text(row.path.name), Text(row.subject), row.role, Text("\n".join(row.hosts)), expiry, key)
@@ -118,13 +129,23 @@ def list_certificates(path: Path, *, now: datetime | None = None) -> list[Shown]
         raw = read_bounded(path, mend="Make an authority with `titan certs init`")
         read_certificate(raw, str(path))
         return [_shown(path, now)]
+    revoked = _revoked(path)
     found = sorted((p for p in path.glob("*.pem") if p.name != LIST_FILE), key=lambda p: (p.name != "ca.pem", p.name))
     if not found:
         raise CertificateMissing(f"{path} holds no certificate", "Make an authority with `titan certs init`")
-    return [_shown(p, now) for p in found]
+    return [_shown(p, now, revoked) for p in found]
 
 
-def _shown(path: Path, now: datetime) -> Shown:
+def _revoked(folder: Path) -> frozenset[int]:
+    """Serials on the folder's list; none when there is no list, or none that can be trusted."""
+    ca = folder / "ca.pem"
+    try:
+        return load_revocations(ca, read_bounded(ca, mend="")).serials
+    except SecurityError:
+        return frozenset()
+
+
+def _shown(path: Path, now: datetime, revoked: frozenset[int] = frozenset()) -> Shown:
     has_key = path.with_suffix(".key").exists()
     try:
         certificate = read_certificate(read_bounded(path, mend=""), str(path))
@@ -133,6 +154,8 @@ def _shown(path: Path, now: datetime) -> Shown:
     except (SecurityError, ValueError):
         return Shown(path, "", "", (), None, "unreadable", has_key)
     state = "expired" if now > end else "early" if now < start else "soon" if end - now < SOON else "ok"
+    if certificate.serial_number in revoked:
+        state = "revoked"
     try:
         identity = parse_identity(certificate)
     except SecurityError:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 import typer
-from fixtures.certificates import Cluster, make_cluster, serve, tls_echo
+from fixtures.certificates import Cluster, make_cluster
 from typer.testing import CliRunner, Result
 
 from titan.common.config import Worker, load_hosts
 from titan.common.config.cli import check_hosts, register
 from titan.common.config.probe import Prober, ProbeResult
 from titan.common.errors import CertificateMissing, ConfigError, RoleRefused
-from titan.common.security import Credentials, Role, server_ssl_context
+from titan.common.security import Credentials, Role, grpc_server_credentials
+from titan.proto.titan.v1 import worker_pb2 as pb
+from titan.proto.titan.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
 
 @pytest.fixture
@@ -36,18 +42,51 @@ def _hosts(folder: Path, *workers: str) -> Path:
     return path
 
 
+class _Status(WorkerServicer):
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
+        return pb.StatusReply(software_version="9.9", state="ready", memory_budget_bytes=8 << 30, expert_bytes=1 << 30)
+
+
+@contextlib.contextmanager
+def _worker(credentials: Credentials, servicer: WorkerServicer) -> Iterator[str]:
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        add_WorkerServicer_to_server(servicer, server)
+        port = server.add_secure_port("127.0.0.1:0", grpc_server_credentials(credentials))
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait(10)
+
+
 def test_a_worker_that_answers_gives_status_0(cluster: Cluster, tmp_path: Path) -> None:
-    mini = cluster.member("mini")
-    with serve(tls_echo(server_ssl_context(mini)), connections=2) as server:
-        path = str(_hosts(tmp_path, f"{{name: mini, addresses: ['{server.address}']}}"))
+    with _worker(cluster.member("mini"), _Status()) as address:
+        path = str(_hosts(tmp_path, f"{{name: mini, addresses: ['{address}']}}"))
         shown, as_json = _run(path), _run(path, "--json")
     assert (shown.exit_code, as_json.exit_code) == (0, 0), shown.output
-    assert server.address in shown.output
+    assert address in shown.output
     assert "worker mini" in shown.output
+    assert "version 9.9 (this machine has" in shown.output
+    assert "memory 1 GiB of 8 GiB used" in shown.output
+    assert "holds no model yet" in shown.output
     (entry,) = json.loads(as_json.stdout)["addresses"]
     assert entry["status"] == "ok"
     assert entry["peer"]["name"] == "mini"
     assert entry["peer"]["role"] == "worker"
+    assert entry["details"]["state"] == "ready"
+
+
+def test_tls_is_not_enough(cluster: Cluster, tmp_path: Path) -> None:
+    """A member's port that answers no Status: another program, or a worker that hangs."""
+    with _worker(cluster.member("mini"), WorkerServicer()) as address:
+        path = str(_hosts(tmp_path, f"{{name: mini, addresses: ['{address}']}}"))
+        result = _run(path, "--json")
+    assert result.exit_code == 1
+    (entry,) = json.loads(result.stdout)["addresses"]
+    assert entry["status"] == "status_failed"
+    assert "same version of titan-moe" in entry["mend"]
+    assert entry["peer"]["name"] == "mini"
 
 
 def test_a_worker_that_does_not_gives_status_1(cluster: Cluster, tmp_path: Path) -> None:
