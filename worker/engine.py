@@ -66,18 +66,6 @@ class MLXThread:
         """Who executes requests, on this thread: one outcome a call, in order."""
         self._execute = execute
 
-    def put(self, request: Request) -> None:
-        """Queue an Execute request; its `respond` is called on this thread.
-
-        Raises:
-            WorkerOverloaded: too many wait already.
-            WorkerDraining: the thread is closing.
-        """
-        if self._closing:
-            raise WorkerDraining("the worker is shutting down")
-        self.requests.put(request)
-        self.poller.wake()
-
     def submit(self, work: Callable[[], T], *, deadline_s: float | None = None) -> Future[T]:
         """Queue a job; it is dropped with WorkerTimeout when it has not begun after `deadline_s`.
 
@@ -127,7 +115,7 @@ class MLXThread:
         for job in self._jobs:  # slipped in behind the end
             job.future.set_exception(WorkerDraining("the worker is shutting down"))
         for request in self.requests.drain():
-            request.respond(WorkerDraining("the worker is shutting down"))
+            request.respond(WorkerDraining("the worker is shutting down"), 0)
         mx.clear_cache()
         mx.clear_streams()
 
@@ -144,34 +132,42 @@ class MLXThread:
 
     def _run_batch(self, batch: list[Request]) -> None:
         started = time.perf_counter()
-        live = [request for request in batch if not expired(request, started)]
-        pairs = sum(request.call.pair_rows.shape[0] for request in live)
+        pairs = 0
+        for request in batch:
+            pairs += request.call.pair_rows.shape[0]
+            if expired(request, started):
+                self._refuse_expired(batch, started)
+                return
+        calls = [request.call for request in batch]
         if pairs * self._pair_s > LONG_S:
             with self.poller.attended():
-                outcomes = self._outcomes(live)
+                outcomes = self._outcomes(calls)
         else:
-            outcomes = self._outcomes(live)
-        if pairs:
-            self._pair_s += 0.1 * ((time.perf_counter() - started) / pairs - self._pair_s)
-        for request, outcome in zip(live, outcomes, strict=True):
-            if isinstance(outcome, ExecuteResult):
-                queue_us = int((started - request.arrived) * 1e6)
-                outcome = ExecuteResult(
-                    outcome.request_id, outcome.outputs, queue_us, outcome.compute_us, outcome.load_us
-                )
-            request.respond(outcome)
-        for request in batch:
-            if request not in live:
-                request.respond(WorkerTimeout("the request waited longer than its deadline"))
+            outcomes = self._outcomes(calls)
+        self._pair_s += 0.1 * ((time.perf_counter() - started) / pairs - self._pair_s)
+        for request, outcome in zip(batch, outcomes, strict=True):
+            request.respond(outcome, int((started - request.arrived) * 1e6))
 
-    def _outcomes(self, live: Sequence[Request]) -> Sequence[ExecuteResult | TitanError]:
+    def _refuse_expired(self, batch: list[Request], now: float) -> None:
+        """Answer those whose sender has stopped waiting, and run the others."""
+        live = []
+        for request in batch:
+            if expired(request, now):
+                late = WorkerTimeout("the request waited longer than its deadline")
+                request.respond(late, int((now - request.arrived) * 1e6))
+            else:
+                live.append(request)
+        if live:
+            self._run_batch(live)
+
+    def _outcomes(self, calls: Sequence[ExecuteCall]) -> Sequence[ExecuteResult | TitanError]:
         if self._execute is None:
-            return [EngineFailed("nothing executes requests here yet")] * len(live)
+            return [EngineFailed("nothing executes requests here yet")] * len(calls)
         try:
-            return self._execute([request.call for request in live])
+            return self._execute(calls)
         except (TitanError, ValueError, RuntimeError, MemoryError) as error:
             log.error("executing experts failed", exc_info=True)
             failed = (
                 error if isinstance(error, TitanError) else EngineFailed(f"experts could not be executed ({error})")
             )
-            return [failed] * len(live)
+            return [failed] * len(calls)

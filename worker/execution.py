@@ -40,8 +40,8 @@ class Execution:
         mlx_thread.serve(self._execute)
 
     def admit(self, request: Request) -> None:
-        """Queue a request, or raise the TitanError that refuses it at once."""
-        self._mlx.put(request)
+        """Queue a request that the reader has read, or raise the TitanError that refuses it at once."""
+        self._mlx.requests.put(request)
         self.requests += 1
         self.pairs += request.call.pair_rows.shape[0]
 
@@ -55,6 +55,7 @@ class Execution:
             raise WorkerDraining("the worker is shutting down", "wait until it is started again")
         request = _WaitedRequest(call, session)
         self.admit(request)
+        self._mlx.poller.wake()
         try:
             outcome = request.outcome.result(JOB_TIMEOUT_S)
         except FutureTimeout:
@@ -130,5 +131,7 @@ class _WaitedRequest:
         self.arrived = arrival()
         self.outcome: Future[ExecuteResult | TitanError] = Future()
 
-    def respond(self, outcome: ExecuteResult | TitanError) -> None:
+    def respond(self, outcome: ExecuteResult | TitanError, queue_us: int) -> None:
+        if isinstance(outcome, ExecuteResult):
+            outcome = outcome._replace(queue_us=queue_us)
         self.outcome.set_result(outcome)

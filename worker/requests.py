@@ -34,8 +34,8 @@ class Request(Protocol):
     origin: Hashable
     arrived: float
 
-    def respond(self, outcome: ExecuteResult | TitanError) -> None:
-        """Answer, once. Returns at once and never raises."""
+    def respond(self, outcome: ExecuteResult | TitanError, queue_us: int) -> None:
+        """Answer, once, saying how long the request waited. Returns at once and never raises."""
         ...
 
 

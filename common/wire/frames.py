@@ -15,6 +15,7 @@ Every number is bounded by `parse_header` before anything is allocated. Pure fun
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ class Kind(IntEnum):
     PONG = 7
 
 
-_MAX_LENGTH = {
+_MAX_LENGTH: dict[int, int] = {
     Kind.OPEN: TOKEN_BYTES,
     Kind.OPENED: 0,
     Kind.EXECUTE: MAX_MESSAGE_BYTES,
@@ -84,18 +85,19 @@ def parse_header(data: bytearray | bytes | memoryview, allowed: frozenset[Kind])
     Raises:
         WireError: what follows cannot be a frame of this protocol; the connection is of no use any more.
     """
-    header = Header._make(HEADER.unpack_from(data))
-    if header.version != LANE_VERSION:
-        raise WireError(f"a frame of version {header.version} came, not {LANE_VERSION}")
-    if header.kind not in allowed:
-        raise WireError(f"a frame of kind {header.kind} came, which has no place here")
-    if header.length > _MAX_LENGTH[Kind(header.kind)]:
-        raise WireError(f"a {Kind(header.kind).name} frame of {header.length} bytes came, more than allowed")
-    if header.flags & ~_KNOWN_FLAGS:
-        raise WireError(f"a frame with unknown flags {header.flags:#x} came")
-    if header.rows > MAX_ROWS or header.pairs > MAX_PAIRS:
-        raise WireError(f"a frame of {header.rows} rows and {header.pairs} pairs came, more than allowed")
-    return header
+    fields = HEADER.unpack_from(data)
+    version, kind, _, flags, _, _, _, rows, pairs, _, length = fields
+    if version != LANE_VERSION:
+        raise WireError(f"a frame of version {version} came, not {LANE_VERSION}")
+    if kind not in allowed:
+        raise WireError(f"a frame of kind {kind} came, which has no place here")
+    if length > _MAX_LENGTH[kind]:
+        raise WireError(f"a {Kind(kind).name} frame of {length} bytes came, more than allowed")
+    if flags & ~_KNOWN_FLAGS:
+        raise WireError(f"a frame with unknown flags {flags:#x} came")
+    if rows > MAX_ROWS or pairs > MAX_PAIRS:
+        raise WireError(f"a frame of {rows} rows and {pairs} pairs came, more than allowed")
+    return Header._make(fields)
 
 
 def pack(
@@ -115,9 +117,22 @@ def pack(
     return HEADER.pack(LANE_VERSION, kind, dtype, flags, layer, request_id, epoch, rows, pairs, deadline_us, length)
 
 
-def encode_execute(call: ExecuteCall, epoch: int, dtype: str) -> list[bytes | np.ndarray]:
-    """An EXECUTE frame as parts to send one after another; arrays are not copied."""
+class Parts(NamedTuple):
+    """A frame as C-contiguous parts to send one after another, and the bytes of all."""
+
+    parts: Sequence[bytes | memoryview | np.ndarray]
+    nbytes: int
+
+
+def whole(frame: bytes) -> Parts:
+    """A frame that is in one piece."""
+    return Parts((frame,), len(frame))
+
+
+def encode_execute(call: ExecuteCall, epoch: int, dtype: str) -> Parts:
+    """An EXECUTE frame; arrays are not copied."""
     rows, pairs = call.activations.shape[0], call.pair_rows.shape[0]
+    length = call.activations.nbytes + 8 * pairs
     header = HEADER.pack(
         LANE_VERSION,
         Kind.EXECUTE,
@@ -129,9 +144,9 @@ def encode_execute(call: ExecuteCall, epoch: int, dtype: str) -> list[bytes | np
         rows,
         pairs,
         call.deadline_us,
-        call.activations.nbytes + 8 * pairs,
+        length,
     )
-    return [header, call.pair_rows, call.pair_experts, call.activations]
+    return Parts((header, call.pair_rows, call.pair_experts, call.activations), HEADER_BYTES + length)
 
 
 def decode_execute(header: Header, payload: memoryview, limits: Limits) -> ExecuteCall:
@@ -156,9 +171,10 @@ def decode_execute(header: Header, payload: memoryview, limits: Limits) -> Execu
     )
 
 
-def encode_result(result: ExecuteResult, epoch: int, dtype: str) -> list[bytes | np.ndarray]:
-    """A RESULT frame as parts to send one after another; the outputs are not copied."""
+def encode_result(result: ExecuteResult, epoch: int, dtype: str, queue_us: int) -> Parts:
+    """A RESULT frame; the outputs are not copied. `queue_us` stands for what the result has."""
     pairs = result.outputs.shape[0]
+    length = TIMES.size + result.outputs.nbytes
     header = HEADER.pack(
         LANE_VERSION,
         Kind.RESULT,
@@ -170,10 +186,10 @@ def encode_result(result: ExecuteResult, epoch: int, dtype: str) -> list[bytes |
         0,
         pairs,
         0,
-        TIMES.size + result.outputs.nbytes,
+        length,
     )
-    times = (result.queue_us, result.compute_us, result.load_us)
-    return [header + TIMES.pack(*(min(us, 0xFFFFFFFF) for us in times), 0), result.outputs]
+    times = TIMES.pack(queue_us, result.compute_us, result.load_us, 0)
+    return Parts((header, times, result.outputs), HEADER_BYTES + length)
 
 
 def decode_result(header: Header, payload: memoryview, call: ExecuteCall, *, dtype: str, worker: str) -> ExecuteResult:

@@ -14,13 +14,10 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from titan.common.errors import WireError, WorkerLost, WorkerTimeout
-from titan.common.wire.frames import HEADER_BYTES, Header, Kind, parse_header
+from titan.common.wire.frames import HEADER_BYTES, Header, Kind, Parts, parse_header
 from titan.common.wire.messages import MAX_MESSAGE_BYTES
 
 RECEIVE_BYTES = 128 << 10  # taken from the kernel at once
@@ -29,8 +26,6 @@ SPARE_BUFFERS = 4
 WRITE_BYTES = 256 << 10  # encrypted at once
 MAX_UNSENT_BYTES = 4 * MAX_MESSAGE_BYTES  # beyond it the peer has stopped reading
 KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPALIVE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # s, s, s, probes
-
-Parts = Sequence[bytes | np.ndarray]  # C-contiguous
 
 
 class Frame(NamedTuple):
@@ -87,8 +82,8 @@ class LaneSocket:
         """Encrypted bytes that the kernel has not taken yet: wait until the socket is writable, then `flush`."""
         return self._unsent_bytes
 
-    def send(self, parts: Parts) -> None:
-        """Send one frame, given as consecutive parts. Never blocks; what does not fit now waits for `flush`.
+    def send(self, frame: Parts) -> None:
+        """Send one frame. Never blocks; what does not fit now waits for `flush`.
 
         Raises:
             WorkerLost: the connection is broken, or the peer has stopped reading.
@@ -96,8 +91,11 @@ class LaneSocket:
         with self._lock:
             self._check()
             try:
-                self._encrypt(parts)
-                self._flush()
+                if frame.nbytes <= BUFFER_BYTES:
+                    # One record and one system call: copying the parts together costs far less than either.
+                    self._write(b"".join(frame.parts))
+                else:
+                    self._write_in_pieces(frame)
             except OSError as error:
                 raise self._broken(error) from error
 
@@ -180,20 +178,16 @@ class LaneSocket:
         self.ended = True
         return WorkerLost(f"the lane broke ({error.strerror or error})")
 
-    def _encrypt(self, parts: Parts) -> None:
-        if sum(memoryview(part).nbytes for part in parts) <= BUFFER_BYTES:
-            self._write(b"".join(parts))  # one record and one system call; the copy costs far less than either
-            self._flush()
-            return
-        for part in parts:
+    def _write_in_pieces(self, frame: Parts) -> None:
+        for part in frame.parts:
             view = memoryview(part).cast("B")
             for begin in range(0, len(view), WRITE_BYTES):
                 self._write(view[begin : begin + WRITE_BYTES])
-                self._flush()
 
     def _write(self, data: bytes | memoryview) -> None:
         self._tls.write(data)
-        self.records_sent += 1 + len(data) // 16384
+        self.records_sent += 1 + (len(data) >> 14)
+        self._flush()
 
     def _flush(self) -> None:
         data = self._outgoing.read()
@@ -225,9 +219,10 @@ class LaneSocket:
 
     def _frames(self) -> list[Frame]:
         frames: list[Frame] = []
-        while self._incoming.pending or self._tls.pending():
+        tls, incoming = self._tls, self._incoming
+        while incoming.pending or tls.pending():
             try:
-                count = self._tls.read(len(self._buffer) - self._filled, memoryview(self._buffer)[self._filled :])
+                count = tls.read(len(self._buffer) - self._filled, memoryview(self._buffer)[self._filled :])
             except ssl.SSLWantReadError:
                 break
             if not count:

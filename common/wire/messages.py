@@ -1,11 +1,12 @@
 """Execute requests and replies as values, independent of the transport that carries them.
 
-Activations are numpy arrays of raw bits (float32, or uint16 for 16-bit floats). Knows neither gRPC nor MLX.
+Activations are numpy arrays of raw bits (float32, or uint16 for 16-bit floats). Named tuples, because one is made at
+every step of every layer. Knows neither gRPC nor MLX.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,7 @@ MAX_PAIRS = 1 << 20
 MAX_DEADLINE_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class ExecuteCall:
+class ExecuteCall(NamedTuple):
     """One request: some (row, expert) pairs of one layer.
 
     Args:
@@ -45,8 +45,7 @@ class ExecuteCall:
         return min(int(self.deadline_s * 1e6), 0xFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True)
-class ExecuteResult:
+class ExecuteResult(NamedTuple):
     """One reply: outputs [P, D] raw bits in the order of the pairs, and where the worker's time went.
 
     `queue_us` is the wait for the MLX thread, `load_us` the reading of experts that were not in memory, `compute_us`

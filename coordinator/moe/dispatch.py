@@ -18,7 +18,9 @@ from titan.common.arrays import COMPUTE_DTYPES, from_raw_bits, raw_bits
 from titan.common.errors import ClusterError
 from titan.common.experts import ExpertLayer
 from titan.common.wire.messages import ExecuteCall, ExecuteResult, split_pairs
-from titan.coordinator.remote.exchange import Exchange, Failed, Outstanding
+from titan.coordinator.moe.pairs import join, number_owners, used_rows
+from titan.coordinator.remote.exchange import Answered, Exchange, Failed, Hedge, Outstanding
+from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Transport
 
 SORT_AT_PAIRS = 64
@@ -39,25 +41,24 @@ class Worker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadyWorker:
-    """A live session: what it holds (layer -> experts), and how long an answer may take."""
+    """A live session: what it holds (layer -> experts), and how long its answers take."""
 
     transport: Transport
     held: Mapping[int, frozenset[int]]
-    execute_timeout_s: float
-    pair_s: float  # measured seconds a (row, expert) pair (c_n)
-
-    def deadline_s(self, pairs: int) -> float:
-        """Base timeout plus ten times what the worker was measured to need."""
-        return self.execute_timeout_s + 10 * self.pair_s * pairs
+    times: ReplyTimes
 
 
 @dataclass(slots=True)
 class Executed:
-    """(row, expert) pairs executed so far, by where; `fallbacks` of them had been sent to a worker in vain."""
+    """(row, expert) pairs executed so far, by where; `fallbacks` of the local ones had been sent to a worker in vain.
+
+    `hedged` were executed here because a worker took unusually long; they count neither as local nor as remote.
+    """
 
     local: int = 0
     ssd: int = 0
     fallbacks: int = 0
+    hedged: int = 0
     remote: dict[str, int] = field(default_factory=dict)
     remote_layers: int = 0
     wait_s: float = 0.0
@@ -97,6 +98,8 @@ class Dispatcher:
         index2 = indices.reshape(-1, indices.shape[-1])
         self._synchronise(x2, index2)
         experts = np.array(index2)
+        if self.exchange.overdue:
+            self._set_aside(self.exchange.settle_overdue())
         owners = self._owners(layer, local, experts)
         if owners is None:
             self._count_local(local, experts.reshape(-1))
@@ -120,6 +123,8 @@ class Dispatcher:
     ) -> dict[int, tuple[Worker, ReadyWorker]] | None:
         """Distinct expert -> worker, for those that are to be executed remotely; None when there are none."""
         ready = [(w, r) for w in self._workers if (r := w.ready) is not None and layer in r.held]
+        if self.exchange.overdue:  # one that owes an answer gets no further call
+            ready = [(w, r) for w, r in ready if not self.exchange.owes(r.transport)]
         if not ready:
             return None
         here = local.table.slots
@@ -144,45 +149,59 @@ class Dispatcher:
         flat = experts.reshape(-1)
         rows = np.repeat(np.arange(experts.shape[0], dtype=np.uint32), experts.shape[1])
         sort = flat.size >= SORT_AT_PAIRS
-        senders, owner_of_pair = _by_owner(flat, owners)
+        senders = list({worker.name: state for worker, state in owners.values()}.values())
+        numbers = {id(state): number for number, state in enumerate(senders)}
+        owner_of_pair = number_owners(flat, {e: numbers[id(state)] for e, (_, state) in owners.items()})
         bits = raw_bits(x)
-        for number, (_, state) in enumerate(senders):
-            self._send(layer, state, bits, rows, flat, np.flatnonzero(owner_of_pair == number), sort)
+        for number, state in enumerate(senders):
+            self._send(layer, local, state, bits, rows, flat, np.flatnonzero(owner_of_pair == number), sort)
+        parts: list[mx.array] = []
+        positions: list[np.ndarray] = []
+
+        def here(places: np.ndarray) -> None:
+            parts.append(local.run_pairs(x, rows[places], flat[places], sort=sort))
+            positions.append(places)
+
+        def hedge(outstanding: Outstanding, answered: Answered) -> bool:
+            """Execute a call's pairs here, expert by expert, unless the answer comes before the last one."""
+            places = outstanding.positions
+            groups = [places[flat[places] == e] for e in dict.fromkeys(flat[places].tolist())]
+            outputs = []
+            for group in groups:
+                if answered():
+                    return False
+                outputs.append(local.run_pairs(x, rows[group], flat[group], sort=sort))
+            parts.extend(outputs)
+            positions.extend(groups)
+            self.executed.hedged += places.size
+            return True
+
         try:
             mine = np.flatnonzero(owner_of_pair < 0)
-            parts, positions = [], []
             if mine.size:
                 self._count_local(local, flat[mine])
-                parts.append(local.run_pairs(x, rows[mine], flat[mine], sort=sort))
-                positions.append(mine)
+                here(mine)
                 mx.async_eval(parts[0])
             outputs = np.empty((flat.size - mine.size, x.shape[1]), bits.dtype)
-            answered, failed = self._collect(outputs)
+            answered, failed = self._collect(outputs, hedge)
         except BaseException:
             self.exchange.abandon()
             raise
         if answered:
             positions.extend(answered)
             parts.append(from_raw_bits(outputs[: sum(p.size for p in answered)], self._dtype))
-        self._set_aside(senders, failed)
-        if failed:
-            again = np.concatenate([f.outstanding.positions for f in failed])
+        self._set_aside(failed)
+        if lost := [f.outstanding.positions for f in failed if not f.hedged]:
+            again = np.concatenate(lost)
             self.executed.fallbacks += again.size
             self._count_local(local, flat[again])
-            parts.append(local.run_pairs(x, rows[again], flat[again], sort=sort))
-            positions.append(again)
-        y = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        place = positions[0] if len(positions) == 1 else np.concatenate(positions)
-        counted = np.arange(flat.size, dtype=np.uint32)
-        if np.array_equal(place, counted):  # the router's order already
-            return y
-        order = np.empty_like(counted)
-        order[place] = counted
-        return y[mx.array(order)]
+            here(again)
+        return join(parts, positions, flat.size)
 
     def _send(
         self,
         layer: int,
+        local: ExpertLayer,
         state: ReadyWorker,
         bits: np.ndarray,
         rows: np.ndarray,
@@ -191,9 +210,14 @@ class Dispatcher:
         sort: bool,
     ) -> None:
         """Send a worker its pairs; each activation row travels once a request."""
-        for part in split_pairs(positions.size, self._hidden_size, self._itemsize):
+        deadline_s = state.times.deadline_s(positions.size)
+        slices = split_pairs(positions.size, self._hidden_size, self._itemsize)
+        hedge_s = None
+        if len(slices) == 1:
+            hedge_s = state.times.hedge_s(positions.size, _local_s(local, experts[positions]))
+        for part in slices:
             chosen = positions[part]
-            activations, pair_rows = _used_rows(bits, rows[chosen])
+            activations, pair_rows = used_rows(bits, rows[chosen])
             call = ExecuteCall(
                 request_id=self.exchange.next_id(),
                 layer=layer,
@@ -201,11 +225,11 @@ class Dispatcher:
                 pair_rows=pair_rows,
                 pair_experts=experts[chosen].astype(np.uint32, copy=False),
                 sort=sort,
-                deadline_s=state.deadline_s(positions.size),
+                deadline_s=deadline_s,
             )
-            self.exchange.send(state.transport, call, chosen)
+            self.exchange.send(state.transport, call, chosen, state.times, hedge_s)
 
-    def _collect(self, outputs: np.ndarray) -> tuple[list[np.ndarray], list[Failed]]:
+    def _collect(self, outputs: np.ndarray, hedge: Hedge) -> tuple[list[np.ndarray], list[Failed]]:
         """Put results into `outputs` one behind the other; returns their pairs' positions, and what failed."""
         start = time.perf_counter()
         answered: list[np.ndarray] = []
@@ -220,17 +244,17 @@ class Dispatcher:
             remote = self.executed.remote
             remote[outstanding.worker] = remote.get(outstanding.worker, 0) + positions.size
 
-        failed = self.exchange.collect(take)
+        failed = self.exchange.collect(take, hedge)
         self.executed.remote_layers += 1
         self.executed.wait_s += time.perf_counter() - start
         return answered, failed
 
-    def _set_aside(self, senders: Sequence[tuple[Worker, ReadyWorker]], failed: list[Failed]) -> None:
-        """Stop using workers that failed, and those that have said that they are leaving."""
+    def _set_aside(self, failed: list[Failed]) -> None:
+        """Stop using the sessions that failed, and those whose worker has said that it is leaving."""
         errors = {id(f.outstanding.transport): f.error for f in failed}
-        for worker, state in senders:
-            error = errors.get(id(state.transport)) or state.transport.leaving
-            if error is not None:
+        for worker in self._workers:
+            state = worker.ready
+            if state is not None and (error := errors.get(id(state.transport)) or state.transport.leaving) is not None:
                 worker.set_aside(state.transport, error)
 
     def _count_local(self, local: ExpertLayer, experts: np.ndarray) -> None:
@@ -240,27 +264,8 @@ class Dispatcher:
         self.executed.ssd += experts.size - here
 
 
-def _by_owner(
-    experts: np.ndarray, owners: dict[int, tuple[Worker, ReadyWorker]]
-) -> tuple[list[tuple[Worker, ReadyWorker]], np.ndarray]:
-    """The workers that are asked, and for each pair the number of its worker in that list, -1 for none."""
-    numbers: dict[str, int] = {}
-    senders: list[tuple[Worker, ReadyWorker]] = []
-    of_expert = np.full(int(experts.max()) + 1, -1, np.int16)
-    for expert, owner in owners.items():
-        number = numbers.setdefault(owner[0].name, len(senders))
-        if number == len(senders):
-            senders.append(owner)
-        of_expert[expert] = number
-    return senders, of_expert[experts]
-
-
-def _used_rows(bits: np.ndarray, pair_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct activation rows of some pairs, and each pair's row among them."""
-    if bits.shape[0] == 1:
-        return bits, pair_rows
-    used = np.zeros(bits.shape[0], bool)
-    used[pair_rows] = True
-    if used.all():
-        return bits, pair_rows
-    return bits[used], (np.cumsum(used, dtype=np.uint32) - 1)[pair_rows]
+def _local_s(local: ExpertLayer, experts: np.ndarray) -> float:
+    """What executing these experts here would take: reading those that are not in a slot, at this layer's own rate."""
+    counts = local.table.counts
+    missing = sum(e not in local.table.slots for e in set(experts.tolist()))
+    return missing * counts.stall_s / counts.loads if counts.loads else float("inf")

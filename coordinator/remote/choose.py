@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from titan.common.registry.shape import ModelShape
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
 from titan.coordinator.remote.connect import Residency
 from titan.coordinator.remote.exchange import Exchange, Outstanding
+from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Transport
 
 log = get_logger("coordinator.workers")
@@ -58,6 +58,7 @@ def round_trip_s(transport: Transport, call: ExecuteCall, repeats: int = REPEATS
         ClusterError: no answer, or not a right one.
     """
     exchange = Exchange(FIRST_ID)
+    replies = ReplyTimes(call.deadline_s, 0.0)
     times: list[float] = []
     positions = np.arange(call.pair_rows.shape[0])
     for _ in range(WARM_UP + repeats):
@@ -66,7 +67,7 @@ def round_trip_s(transport: Transport, call: ExecuteCall, repeats: int = REPEATS
         def take(_: Outstanding, result: ExecuteResult, started: float = started) -> None:
             times.append(time.perf_counter() - started - result.compute_us / 1e6)
 
-        exchange.send(transport, replace(call, request_id=exchange.next_id()), positions)
+        exchange.send(transport, call._replace(request_id=exchange.next_id()), positions, replies)
         failed = exchange.collect(take)
         if failed:
             raise failed[0].error

@@ -15,6 +15,7 @@ import grpc
 
 from titan.common.config.hosts import Timeouts, Worker
 from titan.common.errors import (
+    ClusterError,
     SecurityError,
     TitanError,
     WorkerBadReply,
@@ -24,8 +25,9 @@ from titan.common.errors import (
     WorkerUnreachable,
 )
 from titan.common.registry.shape import ModelShape
+from titan.common.security.channel import CheckedChannel, open_channel, sync_revocations
 from titan.common.security.credentials import Credentials
-from titan.common.security.tls import channel_options, explain_tls_failure, grpc_channel_credentials
+from titan.common.security.revocation import Revocations, require_not_revoked
 from titan.common.store import ExpertStore
 from titan.common.units import format_seconds
 from titan.common.versions import MLX_VERSION, SOFTWARE_VERSION
@@ -59,12 +61,25 @@ class Progress:
 class Connection:
     """A channel to a worker with an open session. `close` ends it."""
 
-    def __init__(self, worker: Worker, address: str, channel: grpc.Channel, hello: pb.HelloReply) -> None:
+    def __init__(
+        self, worker: Worker, address: str, checked: CheckedChannel, revocations: Revocations, hello: pb.HelloReply
+    ) -> None:
         self.worker = worker
         self.address = address
-        self.channel = channel
+        self.channel = checked.channel
         self.hello = hello
-        self.stub = WorkerStub(channel)
+        self.stub = WorkerStub(checked.channel)
+        self._checked, self._revocations = checked, revocations
+
+    def check_trust(self, timeout_s: float) -> None:
+        """Look whether certificates were revoked since, and hand the news on. To be called every now and then.
+
+        Raises:
+            CertificateRevoked: the worker's. ClusterError, SecurityError: it does not take the list.
+        """
+        if self._revocations.refresh():
+            require_not_revoked(self._checked.peer, self._revocations.current)
+            sync_revocations(self._checked, self._revocations, timeout_s=timeout_s)
 
     def close(self) -> None:
         self.channel.close()
@@ -78,10 +93,10 @@ def greet(
     dtype: str,
     instance_id: str,
 ) -> Connection:
-    """Say Hello to a worker, at its addresses in turn.
+    """Say Hello to a worker, at its addresses in turn, after both sides have the newest list of revoked certificates.
 
     Raises:
-        WorkerUnreachable: no address answered; the sentence says why for each.
+        WorkerUnreachable: no address answered as this worker; the sentence says why for each.
         WorkerRefused, SecurityError: an address answered and one side refused.
     """
     request = pb.HelloRequest(
@@ -93,42 +108,39 @@ def greet(
         compute_dtype=dtype,
     )
     reasons = []
+    revocations = Revocations(credentials.ca_path, credentials.ca_pem)
     for address in worker.addresses:
-        channel = grpc.secure_channel(
-            address, grpc_channel_credentials(credentials), [*CHANNEL_OPTIONS, *channel_options(worker.name)]
-        )
         try:
-            reply = WorkerStub(channel).Hello(request, timeout=timeouts.connect + timeouts.hello)
+            checked = open_channel(
+                worker.name, address, credentials, timeout_s=timeouts.connect, options=CHANNEL_OPTIONS
+            )
+        except ClusterError as error:
+            reasons.append(error.cause)
+            continue
+        channel = checked.channel
+        try:
+            sync_revocations(checked, revocations, timeout_s=timeouts.connect + timeouts.probe)
+            require_not_revoked(checked.peer, revocations.current)
+            reply = WorkerStub(channel).Hello(request, timeout=timeouts.hello)
             _check_hello(worker, reply)
         except grpc.RpcError as error:
             channel.close()
             refusal = from_rpc_error(error, worker.name, "Hello")
             if isinstance(refusal, (WorkerRefused, SecurityError)):
                 raise refusal from error
-            reasons.append(_why_not(address, error))
+            reasons.append(f"{address}: {refusal.cause}")
+        except (WorkerUnreachable, WorkerTimeout) as error:
+            channel.close()
+            reasons.append(f"{address}: {error.cause}")
         except BaseException:
             channel.close()
             raise
         else:
-            return Connection(worker, address, channel, reply)
+            return Connection(worker, address, checked, revocations, reply)
     raise WorkerUnreachable(
         f"worker {worker.name} cannot be reached: {'; '.join(reasons)}",
         "start titan-worker there and check with `titan hosts check`",
     )
-
-
-def _why_not(address: str, error: grpc.RpcError) -> str:
-    """Why an address did not answer Hello, in a few words."""
-    detail = (error.details() or "") if isinstance(error, grpc.Call) else str(error)
-    if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return f"{address} did not answer in time"
-    if "refused" in detail:
-        return f"nothing listens on {address} (connection refused)"
-    if "unreachable" in detail or "No route" in detail:
-        return f"no route to {address}"
-    if "resol" in detail.lower() or "DNS" in detail:
-        return f"the name in {address} is not known"
-    return explain_tls_failure(address, detail).cause
 
 
 def _check_hello(worker: Worker, reply: pb.HelloReply) -> None:

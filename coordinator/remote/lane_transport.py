@@ -115,7 +115,7 @@ def open_lane(
     except OSError as error:
         raise explain_tls_failure(f"{host}:{hello.lane_port}", error) from error
     try:
-        lane.send([frames.pack(Kind.OPEN, length=len(hello.lane_token)), hello.lane_token])
+        lane.send(frames.whole(frames.pack(Kind.OPEN, length=len(hello.lane_token)) + hello.lane_token))
         frame = lane.wait_for_frame(deadline)
         if frame.header.kind == Kind.FAILURE:
             code, message = frames.split_failure(frame.payload)

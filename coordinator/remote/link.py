@@ -6,7 +6,6 @@ a new session whose slot table the worker states anew. Knows nothing of layers u
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Mapping
@@ -23,10 +22,12 @@ from titan.common.security.tls import client_ssl_context
 from titan.common.store import ExpertStore
 from titan.common.units import format_bytes, format_seconds
 from titan.coordinator.moe.dispatch import ReadyWorker
+from titan.coordinator.remote.breaker import Breaker
 from titan.coordinator.remote.choose import faster, probing_call
 from titan.coordinator.remote.connect import Connection, Progress, from_rpc_error, greet, install, probe_pair_s
 from titan.coordinator.remote.grpc_transport import GrpcTransport
 from titan.coordinator.remote.lane_transport import open_lane
+from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Transport
 from titan.proto.titan.v1 import worker_pb2 as pb
 
@@ -78,6 +79,8 @@ class WorkerLink:
         self._installed: Mapping[int, tuple[int, ...]] | None = None
         self._status = LinkStatus(worker.name, "connecting")
         self._changed = threading.Condition()
+        self.breaker = Breaker(timeouts.readmit, timeouts.readmit_max)
+        self._served_since: float | None = None
         self._stop = False
         self._lost: TitanError | None = None
         self._thread = threading.Thread(target=self._keep, name=f"titan-keeper-{worker.name}", daemon=True)
@@ -141,23 +144,23 @@ class WorkerLink:
     # the keeper -----------------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        pause_s = self._timeouts.readmit
         while not self._stop:
-            began = time.monotonic()
+            self.breaker.probe()
+            self._served_since = None
             try:
                 self._serve_once()
             except TitanError as error:
                 self._set_status("away", reason=str(error))
                 if not self._stop:
-                    log.warning(str(error), worker=self.name, next_try=format_seconds(pause_s))
-            if self._stop:
-                break
-            if time.monotonic() - began > 10 * self._timeouts.readmit_max:
-                pause_s = self._timeouts.readmit  # it had been well for long
-            with self._changed:
-                self._changed.wait_for(lambda: self._stop, pause_s * random.uniform(0.75, 1.25))
-            pause_s = min(2 * pause_s, self._timeouts.readmit_max)
+                    self._pause(error)
         self._set_status("closed")
+
+    def _pause(self, error: TitanError) -> None:
+        served_s = time.monotonic() - self._served_since if self._served_since is not None else 0.0
+        pause_s = self.breaker.open(served_s, planned=isinstance(error, WorkerDraining))
+        log.warning(str(error), worker=self.name, next_try=format_seconds(pause_s))
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop, pause_s)
 
     def _serve_once(self) -> None:
         """Connect, install, serve until the session is lost. Returns or raises a TitanError."""
@@ -184,7 +187,9 @@ class WorkerLink:
                     transports.append(GrpcTransport(connection.stub, connection.hello.session, self.name, self._dtype))
                 call = probing_call(self._shape, self._dtype, residency, self._timeouts.probe)
                 transport = faster(transports, call)
-                self._use(connection, residency, transport, pair_s)
+                self._use(connection, residency, transport, ReplyTimes(self._timeouts.execute, pair_s))
+            self.breaker.close()
+            self._served_since = time.monotonic()
             self._wait_until_lost(connection)
         finally:
             self.ready = None
@@ -213,14 +218,14 @@ class WorkerLink:
         connection: Connection,
         residency: Mapping[int, tuple[int, ...]],
         transport: Transport,
-        pair_s: float,
+        times: ReplyTimes,
     ) -> None:
         """The worker holds `residency`: let dispatch use it."""
         held = {layer: frozenset(experts) for layer, experts in residency.items()}
         with self._changed:
             self._lost = None
             self._installed = residency
-            self.ready = ReadyWorker(transport, held, self._timeouts.execute, pair_s)
+            self.ready = ReadyWorker(transport, held, times)
         self._set_status("ready", address=connection.address, epoch=connection.hello.session.epoch)
         log.info(
             "worker ready",
@@ -228,7 +233,7 @@ class WorkerLink:
             address=connection.address,
             epoch=connection.hello.session.epoch,
             transport=transport.name,
-            pair_us=round(pair_s * 1e6, 1),
+            pair_us=round(times.pair_s * 1e6, 1),
         )
 
     def _exchange_experts(self, connection: Connection) -> None:
@@ -238,13 +243,13 @@ class WorkerLink:
             if residency is None or ready is None:
                 return
             kept = {layer: ready.held.get(layer, frozenset()) & frozenset(new) for layer, new in residency.items()}
-            self.ready = ReadyWorker(ready.transport, kept, ready.execute_timeout_s, ready.pair_s)
+            self.ready = ReadyWorker(ready.transport, kept, ready.times)
             self._changed.wait_for(lambda: self._stop, self._timeouts.execute)  # what was asked before is answered
         self._take(connection, residency)
         with self._changed:
             lost = self.ready is None
         if not lost:
-            self._use(connection, residency, ready.transport, ready.pair_s)
+            self._use(connection, residency, ready.transport, ready.times)
 
     def _offered_bytes(self, connection: Connection) -> int:
         offered = connection.hello.memory_budget_bytes
@@ -298,6 +303,10 @@ class WorkerLink:
         else:
             if reply.state == "draining":
                 self._lose(WorkerDraining(f"worker {self.name} is shutting down"))
+        try:
+            connection.check_trust(self._timeouts.probe)
+        except TitanError as error:
+            self._lose(error)
 
     def _lose(self, error: TitanError) -> None:
         with self._changed:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from titan.common.errors import SessionUnknown, TitanError, WireError, WorkerDraining, WorkerLost
 from titan.common.log import get_logger
 from titan.common.wire.checks import Limits
-from titan.common.wire.frames import Kind, decode_execute, encode_failure, encode_result, pack
+from titan.common.wire.frames import Kind, Parts, decode_execute, encode_failure, encode_result, pack, whole
 from titan.common.wire.lane import Frame, LaneSocket
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
 from titan.worker.lane.counts import LaneCounts
@@ -82,14 +82,14 @@ class LaneConnection:
         """End the lane from any thread; the reader then takes it out."""
         self._socket.interrupt()
 
-    def answer(self, frame: Frame, outcome: ExecuteResult | TitanError) -> None:
+    def answer(self, frame: Frame, outcome: ExecuteResult | TitanError, queue_us: int = 0) -> None:
         """Reply to the request in `frame`, whose memory is free afterwards."""
         epoch = self.session.epoch
         if isinstance(outcome, ExecuteResult):
-            parts = encode_result(outcome, epoch, self._limits.dtype)
+            parts = encode_result(outcome, epoch, self._limits.dtype, queue_us)
         else:
             self._counts.refused_requests += 1
-            parts = [encode_failure(frame.header.request_id, epoch, outcome)]
+            parts = whole(encode_failure(frame.header.request_id, epoch, outcome))
         try:
             self._send(parts)
         finally:
@@ -98,9 +98,9 @@ class LaneConnection:
     def announce_draining(self) -> None:
         """Tell the coordinator to send nothing more; what it has sent by then is answered."""
         notice = WorkerDraining("the worker is shutting down", "wait until it is started again")
-        self._send([encode_failure(0, self.session.epoch, notice)])
+        self._send(whole(encode_failure(0, self.session.epoch, notice)))
 
-    def _send(self, parts: list) -> None:
+    def _send(self, parts: Parts) -> None:
         try:
             self._socket.send(parts)
         except WorkerLost:
@@ -110,7 +110,7 @@ class LaneConnection:
 
     def _pong(self, frame: Frame) -> None:
         header = pack(Kind.PONG, length=len(frame.payload), request_id=frame.header.request_id)
-        self._send([header, bytes(frame.payload)])
+        self._send(Parts((header, frame.payload), len(header) + len(frame.payload)))
         self._socket.release(frame)
 
     def _execute(self, frame: Frame) -> None:
@@ -134,5 +134,5 @@ class _LaneRequest:
         self.arrived = arrival()
         self._lane, self._frame = lane, frame
 
-    def respond(self, outcome: ExecuteResult | TitanError) -> None:
-        self._lane.answer(self._frame, outcome)
+    def respond(self, outcome: ExecuteResult | TitanError, queue_us: int) -> None:
+        self._lane.answer(self._frame, outcome, queue_us)

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from titan.common.errors import AddressInUse, TitanError
 from titan.common.log import get_logger
 from titan.common.security.identity import Role, parse_identity, require_role
-from titan.common.wire.frames import TO_WORKER, Kind, encode_failure, pack
+from titan.common.wire.frames import TO_WORKER, Kind, encode_failure, pack, whole
 from titan.common.wire.lane import LaneSocket, accept
 from titan.worker.lane.counts import LaneCounts
 from titan.worker.lane.tokens import LaneTokens, certificate_hash
@@ -109,12 +109,12 @@ class LaneListener:
             try:
                 session = self._admit(lane, deadline)
                 lane.allowed = TO_WORKER - OPENING
-                lane.send([pack(Kind.OPENED, epoch=session.epoch)])
+                lane.send(whole(pack(Kind.OPENED, epoch=session.epoch)))
                 self._opened(lane, session)
                 log.info("lane opened", coordinator=session.coordinator, epoch=session.epoch, peer=peer)
             except TitanError as error:
                 with contextlib.suppress(TitanError):
-                    lane.send([encode_failure(0, 0, error)])
+                    lane.send(whole(encode_failure(0, 0, error)))
                 lane.close()
                 raise
         except (TitanError, OSError) as error:

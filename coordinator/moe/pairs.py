@@ -1,0 +1,43 @@
+"""A layer's (row, expert) pairs, divided among those who execute them and joined again. Pure functions over arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+
+def number_owners(experts: np.ndarray, owners: Mapping[int, int]) -> np.ndarray:
+    """experts: [P] -> [P]: the number of each pair's owner, -1 where `owners` has none."""
+    of_expert = np.full(int(experts.max()) + 1, -1, np.int16)
+    of_expert[list(owners)] = list(owners.values())
+    return of_expert[experts]
+
+
+def used_rows(bits: np.ndarray, pair_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct rows of bits: [R, D] that some pairs use, and each pair's row among them: [P] of uint32."""
+    if bits.shape[0] == 1:
+        return bits, pair_rows
+    used = np.zeros(bits.shape[0], bool)
+    used[pair_rows] = True
+    if used.all():
+        return bits, pair_rows
+    return bits[used], (np.cumsum(used, dtype=np.uint32) - 1)[pair_rows]
+
+
+def join(parts: Sequence[mx.array], positions: Sequence[np.ndarray], pairs: int) -> mx.array:
+    """Outputs in the order of the pairs.
+
+    Args:
+        parts: [p_i, D] each.
+        positions: the places of each part's rows; together every place of 0..pairs-1 once.
+    """
+    y = parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
+    place = positions[0] if len(positions) == 1 else np.concatenate(positions)
+    counted = np.arange(pairs, dtype=np.uint32)
+    if np.array_equal(place, counted):  # the router's order already
+        return y
+    order = np.empty_like(counted)
+    order[place] = counted
+    return y[mx.array(order)]
