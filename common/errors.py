@@ -11,7 +11,8 @@
     │   └── UnsupportedFamily       not in the verified table
     ├── StoreError                  reading an expert from disk failed, or writing a pack
     │   ├── ChecksumMismatch        an expert's bytes are not those that were packed
-    │   └── DiskFull
+    │   ├── DiskFull
+    │   └── DiskStalled             a read has not ended within its deadline
     ├── MemoryBudgetError           the memory given cannot hold the smallest useful configuration
     ├── PlanError                   a plan that does not fit this checkpoint or these nodes
     │   ├── PlanVersionError
@@ -71,6 +72,7 @@ __all__ = [
     "ConfigError",
     "ContextTooLong",
     "DiskFull",
+    "DiskStalled",
     "EngineError",
     "EngineFailed",
     "EngineNotReady",
@@ -172,6 +174,10 @@ class ChecksumMismatch(StoreError):
 
 class DiskFull(StoreError):
     grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class DiskStalled(StoreError):
+    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class MemoryBudgetError(TitanError):

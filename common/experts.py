@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
 
-from titan.common.errors import MemoryBudgetError
-from titan.common.execution import apply_pairs, apply_rows
+from titan.common.errors import DiskStalled, MemoryBudgetError
+from titan.common.execution import SORT_AT_PAIRS, apply_pairs, apply_rows
+from titan.common.prefetch.incoming import Incoming
 from titan.common.slots import EvictionPolicy, SlotTable
 from titan.common.slots.buffers import LayerBuffers
+from titan.common.store.readers import ReaderPool
 
 # fill(layer, expert, targets): see ExpertStore.read_expert
 Fill = Callable[[int, int, Sequence[np.ndarray]], None]
+# fill_many(layer, experts, targets): see ExpertStore.read_experts
+FillMany = Callable[[int, Sequence[int], Sequence[Sequence[np.ndarray]]], None]
 
 PARALLEL_READ_BYTES = 256 << 10  # smaller experts are read before a thread would have woken up
 
@@ -32,6 +36,8 @@ class ExpertLayer:
         fill: reads one expert into given views.
         policy: whom to evict.
         readers: pool for reading several experts at once.
+        fill_many: reads several experts, neighbours in one call; by default one after another.
+        overlap: run the experts that are there while the others are read.
     """
 
     def __init__(
@@ -39,19 +45,25 @@ class ExpertLayer:
         buffers: LayerBuffers,
         fill: Fill,
         policy: EvictionPolicy | None = None,
-        readers: Executor | None = None,
+        readers: ReaderPool | None = None,
+        *,
+        fill_many: FillMany | None = None,
+        overlap: bool = False,
     ) -> None:
         self.buffers = buffers
         self.table = SlotTable(buffers.capacity, policy)
         self.whole = False  # every expert pinned, expert e in slot e: the router's indices are slot ids
+        self.overlap = overlap
+        self.incoming = Incoming(buffers, self.table, fill, readers, self.settle) if readers is not None else None
         self._index = buffers.layer.index
-        self._fill = fill
+        self._fill_many = fill_many or _one_by_one(fill)
         self._readers = readers if buffers.layer.expert_bytes >= PARALLEL_READ_BYTES else None
         self._unevaluated: list[mx.array] = []
 
     def pin(self, experts: Iterable[int]) -> None:
         """Read `experts` into slots that are never evicted."""
         missing = [e for e in experts if e not in self.table.slots]
+        self.settle()
         self._load(missing, keep=missing, pin=True)
 
     def pin_all(self, num_experts: int) -> None:
@@ -76,15 +88,23 @@ class ExpertLayer:
 
     def run_rows(self, x: mx.array, experts: np.ndarray) -> mx.array:
         """x: [N, D], experts: [N, K] -> [N, K, D], lazily where the experts fit."""
-        distinct = _distinct(experts)
-        if not self._fits(distinct):
-            rows = np.repeat(np.arange(experts.shape[0], dtype=np.uint32), experts.shape[1])
-            flat = experts.reshape(-1)
-            return self.run_pairs(x, rows, flat, sort=flat.size >= 64).reshape(*experts.shape, -1)
-        self._ensure(distinct)
-        y = apply_rows(self.buffers, x, mx.array(self._slots_of(experts)))
-        self._unevaluated.append(y)
-        return y
+        chosen = experts.tolist()
+        distinct = list(dict.fromkeys(chosen[0] if len(chosen) == 1 else [e for row in chosen for e in row]))
+        slots = self.table.slots
+        if self._fits(distinct):
+            missing = self._enter(distinct)
+            if not missing or not self._overlaps(missing, distinct):
+                if missing:
+                    self.settle()
+                    self._load(missing, keep=distinct)
+                y = apply_rows(self.buffers, x, mx.array([[slots[e] for e in row] for row in chosen], mx.uint32))
+                self._unevaluated.append(y)
+                return y
+        else:
+            missing = self._enter(distinct)
+        rows = np.repeat(np.arange(experts.shape[0], dtype=np.uint32), experts.shape[1])
+        flat = experts.reshape(-1)
+        return self._run(x, rows, flat, distinct, missing, flat.size >= SORT_AT_PAIRS).reshape(*experts.shape, -1)
 
     def run_pairs(self, x: mx.array, rows: np.ndarray, experts: np.ndarray, *, sort: bool) -> mx.array:
         """One output a pair: x: [R, D], rows and experts: [P] -> [P, D].
@@ -92,25 +112,36 @@ class ExpertLayer:
         When the distinct experts exceed the slots, the pairs are executed expert group by expert group: every expert
         is read once, and pairs are independent, so the result is the same.
         """
-        distinct = _distinct(experts)
-        if self._fits(distinct):
-            self._ensure(distinct)
+        distinct = list(dict.fromkeys(experts.tolist()))
+        return self._run(x, rows, experts, distinct, self._enter(distinct), sort)
+
+    def _run(
+        self, x: mx.array, rows: np.ndarray, experts: np.ndarray, distinct: list[int], missing: list[int], sort: bool
+    ) -> mx.array:
+        here = [e for e in distinct if e in self.table.slots]
+        width = self.table.evictable_slots
+        fits = self._fits(distinct)
+        if fits and not self._overlaps(missing, distinct):
+            if missing:
+                self.settle()
+                self._load(missing, keep=distinct)
             y = apply_pairs(self.buffers, x, rows, self._slots_of(experts), sort=sort)
             self._unevaluated.append(y)
             return y
-        missing = self.table.look_up(distinct)
-        here = [e for e in distinct if e in self.table.slots]
-        width = self.table.evictable_slots
         if width == 0:
             raise MemoryBudgetError(
-                f"layer {self._index} has no slot left for experts that are not pinned", "raise coordinator.memory"
+                f"layer {self._index} has no slot left for experts that are not pinned", "Raise coordinator.memory"
             )
+        self.settle()
         outputs, positions = [], []
         for group in ([here] if here else []) + [missing[i : i + width] for i in range(0, len(missing), width)]:
             if group is not here:
-                self._load(group, keep=group)
+                if not fits:  # the slots of the groups before are written again
+                    self.settle()
+                self._load(group, keep=distinct if fits else group)
             chosen = np.flatnonzero(np.isin(experts, group))
             y = apply_pairs(self.buffers, x, rows[chosen], self._slots_of(experts[chosen]), sort=sort)
+            mx.async_eval(y)
             self._unevaluated.append(y)
             outputs.append(y)
             positions.append(chosen)
@@ -125,32 +156,33 @@ class ExpertLayer:
         pinned = self.table.pinned
         return sum(e not in pinned for e in distinct) <= self.table.evictable_slots
 
-    def _ensure(self, distinct: list[int]) -> None:
-        missing = self.table.look_up(distinct)
-        if missing:
-            self._load(missing, keep=distinct)
+    def _overlaps(self, missing: list[int], distinct: list[int]) -> bool:
+        return self.overlap and 0 < len(missing) < len(distinct)
+
+    def _enter(self, distinct: list[int]) -> list[int]:
+        """The router has chosen: take in what a prefetch brought; returns what is missing."""
+        if self.incoming:
+            self.incoming.land(distinct)
+        return self.table.look_up(distinct)
 
     def _load(self, missing: Sequence[int], keep: Sequence[int], *, pin: bool = False) -> None:
-        self.settle()
+        """Read `missing` into slots whose experts are not in `keep`; the caller has settled what reads them."""
         start = time.perf_counter()
-        slots = self.table.reserve(missing, frozenset(keep))
+        kept = frozenset(keep)
+        slots = self.table.reserve(missing, kept)
+        if slots is None and self.incoming:
+            self.incoming.clear()
+            missing = [e for e in missing if e not in self.table.slots]
+            slots = self.table.reserve(missing, kept)
         if slots is None:
             raise MemoryBudgetError(
                 f"layer {self._index} has {self.table.capacity} slots, too few for {len(missing)} more experts",
-                "raise the node's memory",
+                "Raise the node's memory",
             )
         try:
-            if self._readers is not None and len(missing) > 1:
-                jobs = [
-                    self._readers.submit(self._fill, self._index, expert, self.buffers.targets(slot))
-                    for expert, slot in zip(missing, slots, strict=True)
-                ]
-                errors = [error for job in jobs if (error := job.exception()) is not None]
-                if errors:
-                    raise errors[0]
-            else:
-                for expert, slot in zip(missing, slots, strict=True):
-                    self._fill(self._index, expert, self.buffers.targets(slot))
+            self._read(missing, [self.buffers.targets(slot) for slot in slots])
+        except DiskStalled:  # a reader may still write there: these slots are lost
+            raise
         except BaseException:
             for expert in missing:
                 self.table.release(expert)
@@ -159,11 +191,30 @@ class ExpertLayer:
             self.table.map(expert, pin=pin)
         self.table.counts.stall_s += time.perf_counter() - start
 
+    def _read(self, experts: Sequence[int], targets: list[list[np.ndarray]]) -> None:
+        if self._readers is None or len(experts) == 1:
+            self._fill_many(self._index, experts, targets)
+            return
+        order = sorted(range(len(experts)), key=experts.__getitem__)  # neighbours stay together
+        jobs = min(len(order), self._readers.width + 1)
+        cuts = [len(order) * i // jobs for i in range(jobs + 1)]
+        self._readers.run_all(
+            [
+                lambda part=order[a:b]: self._fill_many(
+                    self._index, [experts[i] for i in part], [targets[i] for i in part]
+                )
+                for a, b in pairwise(cuts)
+            ]
+        )
+
     def _slots_of(self, experts: np.ndarray) -> np.ndarray:
         slots = self.table.slots
-        return np.array([slots[e] for e in experts.reshape(-1).tolist()], np.uint32).reshape(experts.shape)
+        return np.array([slots[e] for e in experts.tolist()], np.uint32)
 
 
-def _distinct(experts: np.ndarray) -> list[int]:
-    """Distinct experts in the order of first use."""
-    return list(dict.fromkeys(experts.reshape(-1).tolist()))
+def _one_by_one(fill: Fill) -> FillMany:
+    def fill_many(layer: int, experts: Sequence[int], targets: Sequence[Sequence[np.ndarray]]) -> None:
+        for expert, views in zip(experts, targets, strict=True):
+            fill(layer, expert, views)
+
+    return fill_many

@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from titan.common.platform import memory_budget_bytes
 from titan.common.registry import Checkpoint
 from titan.common.security.credentials import Credentials
 from titan.common.slots.buffers import LayerBuffers, slot_bytes
-from titan.common.store import ExpertStore
+from titan.common.store import ExpertStore, ReaderPool
 from titan.common.units import format_bytes
 from titan.coordinator.calibration.figures import (
     figures_key,
@@ -115,7 +114,7 @@ class Cluster:
             context=options.context,
         )
         self.store = ExpertStore(checkpoint)
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="titan-reader")
+        self._readers = ReaderPool(READERS)
         self.exchange = Exchange()
         instance_id = secrets.token_hex(8)
         self.links: list[WorkerLink] = []
@@ -187,7 +186,7 @@ class Cluster:
         """End sessions and give files and memory back."""
         for link in self.links:
             link.close(self.hosts.timeouts.probe + 2)
-        self._readers.shutdown(wait=True)
+        self._readers.close()
         self.store.close()
         self.layers.clear()
         self.model = None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Protocol
 
 
 class EvictionPolicy(Protocol):
     """Order of the evictable experts of one layer."""
 
+    def selected(self, experts: Sequence[int]) -> None:
+        """The router chose these distinct experts, wherever they are; comes before anything is evicted for them."""
+
     def used(self, expert: int) -> None:
-        """The expert was selected by the router, or has just come in."""
+        """An evictable expert was chosen, or has just come in."""
 
     def gone(self, expert: int) -> None:
         """The expert left the table."""
@@ -25,6 +28,9 @@ class LRU:
 
     def __init__(self) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
+
+    def selected(self, experts: Sequence[int]) -> None:
+        pass
 
     def used(self, expert: int) -> None:
         self._order[expert] = None
@@ -53,6 +59,9 @@ class LFU:
         self._decay_uses = decay_uses
         self._uses = 0
 
+    def selected(self, experts: Sequence[int]) -> None:
+        pass
+
     def used(self, expert: int) -> None:
         self._order[expert] = None
         self._order.move_to_end(expert)
@@ -67,6 +76,3 @@ class LFU:
     def victim(self, keep: Container[int]) -> int | None:
         candidates = [e for e in self._order if e not in keep]
         return min(candidates, key=lambda e: self._counts.get(e, 0)) if candidates else None
-
-
-POLICIES: dict[str, type[LRU] | type[LFU]] = {"lru": LRU, "lfu": LFU}

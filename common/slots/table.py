@@ -6,7 +6,7 @@ slot under write is never one that a lookup returns. Not thread-safe: one owner 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from titan.common.slots.policy import LRU, EvictionPolicy
@@ -14,13 +14,27 @@ from titan.common.slots.policy import LRU, EvictionPolicy
 
 @dataclass(slots=True)
 class SlotCounts:
-    """Since start: lookups that hit or missed (a distinct expert a lookup), experts read in, thrown out; stall time."""
+    """Since start.
+
+    Args:
+        hits, misses: lookups (a distinct expert a lookup); an expert that a prefetch brought in time is a hit.
+        loads, evictions: experts read in and thrown out; `prefetched` of the loads were predicted.
+        useful: prefetched experts that were chosen before they were thrown out.
+        late: prefetched experts that were needed while still in flight.
+        cancelled: prefetches taken back before their read began.
+        stall_s: seconds spent waiting for reads, `late_s` of them for late prefetches (sigma).
+    """
 
     hits: int = 0
     misses: int = 0
     loads: int = 0
     evictions: int = 0
+    prefetched: int = 0
+    useful: int = 0
+    late: int = 0
+    cancelled: int = 0
     stall_s: float = 0.0
+    late_s: float = 0.0
 
 
 class SlotTable:
@@ -39,14 +53,25 @@ class SlotTable:
         self._policy: EvictionPolicy = policy or LRU()
         self._free = list(range(capacity - 1, -1, -1))
         self._reserved: dict[int, int] = {}
+        self._unused: set[int] = set()  # prefetched and not chosen yet
 
     @property
     def evictable_slots(self) -> int:
         """Slots that a demand may use: all but those of pinned experts."""
         return self.capacity - len(self.pinned)
 
-    def look_up(self, experts: Iterable[int]) -> list[int]:
+    @property
+    def reserved(self) -> Collection[int]:
+        """Experts whose slots are being filled."""
+        return self._reserved.keys()
+
+    def look_up(self, experts: Sequence[int]) -> list[int]:
         """Count and remember the use of distinct `experts`; return those that are not mapped, in order."""
+        self._policy.selected(experts)
+        if self._unused:
+            came_in_time = self._unused.intersection(experts)
+            self.counts.useful += len(came_in_time)
+            self._unused -= came_in_time
         missing: list[int] = []
         slots, pinned = self.slots, self.pinned
         hits = 0
@@ -80,10 +105,13 @@ class SlotTable:
             taken.append(slot)
         return taken
 
-    def map(self, expert: int, *, pin: bool = False) -> None:
+    def map(self, expert: int, *, pin: bool = False, prefetched: bool = False) -> None:
         """The reserved slot of `expert` has been filled."""
         self.slots[expert] = self._reserved.pop(expert)
         self.counts.loads += 1
+        if prefetched:
+            self.counts.prefetched += 1
+            self._unused.add(expert)
         if pin:
             self.pinned.add(expert)
         else:
@@ -97,6 +125,7 @@ class SlotTable:
         """Unmap an expert, pinned or not."""
         self._free.append(self.slots.pop(expert))
         self.pinned.discard(expert)
+        self._unused.discard(expert)
         self._policy.gone(expert)
 
     def _evict(self, keep: Collection[int]) -> int | None:
@@ -104,5 +133,6 @@ class SlotTable:
         if victim is None:
             return None
         self._policy.gone(victim)
+        self._unused.discard(victim)
         self.counts.evictions += 1
         return self.slots.pop(victim)

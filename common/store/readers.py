@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from titan.common.errors import StoreError
+from titan.common.errors import DiskStalled, StoreError
 
 __all__ = ["ReaderPool", "Ticket"]
 
@@ -42,10 +42,14 @@ class Ticket:
             self.error = error
         self.done.set()
 
-    def wait(self, timeout_s: float = WAIT_TIMEOUT_S) -> None:
-        """Raises what the job raised, or StoreError when it has not ended in time."""
+    def wait_done(self, timeout_s: float = WAIT_TIMEOUT_S) -> None:
+        """Raises DiskStalled when the job has not ended in time."""
         if not self.done.wait(timeout_s):
-            raise StoreError(f"the disk has not answered a read in {timeout_s:.0f} s", "Check the disk")
+            raise DiskStalled(f"the disk has not answered a read in {timeout_s:.0f} s", "Check the disk")
+
+    def wait(self, timeout_s: float = WAIT_TIMEOUT_S) -> None:
+        """Raises what the job raised, or DiskStalled when it has not ended in time."""
+        self.wait_done(timeout_s)
         if self.error is not None:
             raise self.error
 
@@ -72,7 +76,7 @@ class ReaderPool:
         """Run demand jobs and wait for all of them; raises the first error, after every job has ended.
 
         Raises:
-            StoreError: the disk does not answer. The buffers of those jobs may still be written: do not reuse them.
+            DiskStalled: the disk does not answer. The buffers of those jobs may still be written: do not reuse them.
         """
         if len(jobs) == 1 or self.width == 1:
             self._run_here(jobs)
@@ -88,8 +92,7 @@ class ReaderPool:
             if ticket.cancel():  # nobody has begun it: sooner done here than handed over
                 ticket.run()
         for ticket in tickets:
-            if not ticket.done.wait(WAIT_TIMEOUT_S):
-                ticket.wait(0)
+            ticket.wait_done()
         for ticket in tickets:
             if ticket.error is not None:
                 raise ticket.error

@@ -6,7 +6,6 @@ Runs on the engine's thread. Knows the plan's slots for node 0; not who else hol
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor as Pool
 from typing import Any
 
 import mlx.core as mx
@@ -17,9 +16,9 @@ from mlx_lm.utils import load_model
 from titan.common.errors import CheckpointContradiction
 from titan.common.experts import ExpertLayer
 from titan.common.registry import Checkpoint
+from titan.common.slots import make_policy
 from titan.common.slots.buffers import LayerBuffers
-from titan.common.slots.policy import POLICIES
-from titan.common.store import ExpertStore
+from titan.common.store import ExpertStore, ReaderPool
 from titan.coordinator.moe.hook import Executor, Faults, TitanSwitchGLU
 from titan.placement import Plan
 
@@ -68,7 +67,7 @@ def build_local_layers(
     dtype: str,
     *,
     policy: str = "lru",
-    readers: Pool | None = None,
+    readers: ReaderPool | None = None,
     on_layer: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[int, ExpertLayer]:
     """Node 0's slot tables with its pinned experts read in, by the model's layer number."""
@@ -76,7 +75,13 @@ def build_local_layers(
     pinned = plan.held_by(0)
     for position, spec in enumerate(checkpoint.shape.layers):
         buffers = LayerBuffers(spec, plan.slots[0][position], dtype)
-        layer = ExpertLayer(buffers, store.read_expert, POLICIES[policy](), readers)
+        layer = ExpertLayer(
+            buffers,
+            store.read_expert,
+            make_policy(policy, checkpoint.shape.num_experts),
+            readers,
+            fill_many=store.read_experts,
+        )
         if plan.is_whole(position):
             layer.pin_all(checkpoint.shape.num_experts)
         else:

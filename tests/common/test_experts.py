@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from mlx_lm.utils import load_model
 from titan.common.errors import MemoryBudgetError, StoreError
 from titan.common.experts import ExpertLayer
 from titan.common.registry import Checkpoint, open_checkpoint
+from titan.common.slots import POLICIES, make_policy
 from titan.common.slots.buffers import LayerBuffers
-from titan.common.slots.policy import POLICIES
-from titan.common.store import ExpertStore
+from titan.common.store import ExpertStore, ReaderPool
 
 LAYER = 1
 EXPERTS, TOP_K, HIDDEN = 8, 2, 128
@@ -93,7 +92,7 @@ def test_equals_mlx_lm_at_every_capacity(cases: dict[str, Case], variant: str, c
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_pinned_and_cached_experts_mix(case: Case, policy: str) -> None:
-    layer = case.layer(5, policy=POLICIES[policy]())
+    layer = case.layer(5, policy=make_policy(policy, EXPERTS))
     layer.pin([6, 1, 3])
     for seed in range(20):
         case.check(layer, 1 + seed % 3, seed)
@@ -115,12 +114,12 @@ def test_a_wholly_pinned_layer_needs_no_look_up(case: Case) -> None:
 @pytest.mark.parametrize("threads", [None, 3])
 def test_readers_change_nothing(case: Case, threads: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("titan.common.experts.PARALLEL_READ_BYTES", 0)
-    pool = None if threads is None else ThreadPoolExecutor(threads)
+    pool = None if threads is None else ReaderPool(threads)
     layer = case.layer(4, readers=pool)
     for seed in range(10):
         case.check(layer, 4, seed)
     if pool is not None:
-        pool.shutdown()
+        pool.close()
 
 
 @pytest.mark.parametrize("sort", [False, True])
@@ -162,7 +161,7 @@ def test_a_failed_read_gives_its_slots_back_and_the_layer_goes_on(
 ) -> None:
     monkeypatch.setattr("titan.common.experts.PARALLEL_READ_BYTES", 0)
     bad = {3}
-    pool = None if threads is None else ThreadPoolExecutor(threads)
+    pool = None if threads is None else ReaderPool(threads)
     buffers = LayerBuffers(case.checkpoint.shape.layer(LAYER), TOP_K, "float32")
     layer = ExpertLayer(buffers, failing(case.store, bad), readers=pool)
     x, _ = batch(1, 0)
@@ -174,7 +173,7 @@ def test_a_failed_read_gives_its_slots_back_and_the_layer_goes_on(
     bad.clear()
     case.check(layer, 3, 8)
     if pool is not None:
-        pool.shutdown()
+        pool.close()
 
 
 def test_no_slot_left_beside_the_pinned_is_a_named_error(case: Case) -> None:

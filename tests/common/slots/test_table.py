@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from titan.common.slots import SlotTable
-from titan.common.slots.policy import POLICIES
+from titan.common.slots import POLICIES, SlotTable, make_policy
 
 EXPERTS = st.integers(0, 15)
 
@@ -18,7 +17,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @initialize(capacity=st.integers(1, 8), policy=st.sampled_from(sorted(POLICIES)))
     def start(self, capacity: int, policy: str) -> None:
-        self.table = SlotTable(capacity, POLICIES[policy]())
+        self.table = SlotTable(capacity, make_policy(policy, 16))
         self.mapped: dict[int, int] = {}
         self.reserved: dict[int, int] = {}
         self.pinned: set[int] = set()
@@ -52,10 +51,10 @@ class TableMachine(RuleBasedStateMachine):
             self.reserved.update(zip(experts, slots, strict=True))
 
     @precondition(lambda self: self.reserved)
-    @rule(data=st.data(), pin=st.booleans())
-    def map(self, data: st.DataObject, pin: bool) -> None:
+    @rule(data=st.data(), pin=st.booleans(), prefetched=st.booleans())
+    def map(self, data: st.DataObject, pin: bool, prefetched: bool) -> None:
         expert = data.draw(st.sampled_from(sorted(self.reserved)))
-        self.table.map(expert, pin=pin)
+        self.table.map(expert, pin=pin, prefetched=prefetched)
         self.mapped[expert] = self.reserved.pop(expert)
         if pin:
             self.pinned.add(expert)
@@ -91,6 +90,9 @@ class TableMachine(RuleBasedStateMachine):
         taken = [*self.mapped.values(), *self.reserved.values()]
         assert len(set(taken)) == len(taken), "two experts in a slot"
         assert all(0 <= slot < self.table.capacity for slot in taken)
+        assert set(self.table.reserved) == set(self.reserved)
+        counts = self.table.counts
+        assert counts.useful <= counts.prefetched <= counts.loads
         assert self.table.evictable_slots == self.table.capacity - len(self.pinned)
 
 

@@ -1,0 +1,1 @@
+"""Reading experts before the router asks for them."""
