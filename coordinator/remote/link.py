@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import grpc
 
 from titan.common.config.hosts import Timeouts, Worker
-from titan.common.errors import ClusterError, TitanError, WorkerDraining, WorkerRefused
+from titan.common.errors import ClusterError, TitanError, WorkerDraining, WorkerLost, WorkerRefused
 from titan.common.log import get_logger
 from titan.common.registry.shape import ModelShape
 from titan.common.security.credentials import Credentials
@@ -149,7 +149,10 @@ class WorkerLink:
             self._served_since = None
             try:
                 self._serve_once()
-            except TitanError as error:
+            except Exception as error:
+                if not isinstance(error, TitanError):
+                    log.error("a worker's session failed unexpectedly", exc_info=True, worker=self.name)
+                    error = WorkerLost(f"the session with worker {self.name} failed ({type(error).__name__}: {error})")
                 self._set_status("away", reason=str(error))
                 if not self._stop:
                     self._pause(error)
