@@ -38,6 +38,7 @@ def choose(
     queue_s: Sequence[float] | None = None,
     local_resident: Container[int] = (),
     down: Container[int] = (),
+    evict_s: float = 0.0,
 ) -> Choice:
     """The cheapest execution of one row's experts. Exact.
 
@@ -47,8 +48,9 @@ def choose(
         queue_s: seconds of work already waiting on each node.
         local_resident: experts that are in a cache slot of node 0 just now.
         down: nodes that must not be used; never node 0.
+        evict_s: what reading an expert that some node holds is charged besides, for the cache slot it takes from
+            another; it steers the choice and is not part of `latency_s`.
     """
-    total = len(selected)
     options: list[list[int]] = []
     wanted: dict[int, list[int]] = {0: []}  # node -> positions it could run without a read
     single = True
@@ -65,18 +67,18 @@ def choose(
             else:
                 wanted[node] = [position]
     if single:
-        return _without_replicas(selected, options, wanted, costs, queue_s, total)
-    return _with_replicas(selected, options, wanted, costs, queue_s, total)
+        return _without_replicas(selected, options, wanted, costs, queue_s, evict_s)
+    return _with_replicas(selected, options, wanted, costs, queue_s, evict_s)
 
 
-def _without_replicas(selected, options, wanted, costs: Costs, queue_s, total: int) -> Choice:
+def _without_replicas(selected, options, wanted, costs: Costs, queue_s, evict_s: float) -> Choice:
     """Every expert has one holder at most: only reading instead of waiting for a worker is left to decide.
 
     While a worker is the last to finish, taking one expert from it is the only way to finish sooner.
     """
     pair, base = costs.pair_s, costs.base_s
     load = {node: len(positions) for node, positions in wanted.items()}
-    missing = total - sum(load.values())
+    missing = len(selected) - sum(load.values())
     finish = {}
     for node, count in load.items():
         if node and count:
@@ -91,7 +93,7 @@ def _without_replicas(selected, options, wanted, costs: Costs, queue_s, total: i
         home_is_last = not finish or span >= finish[last]
         if not home_is_last:
             span = finish[last]
-        stall = -(-missing // costs.readers) * costs.ssd_s
+        stall = -(-missing // costs.readers) * costs.ssd_s + len(shed) * evict_s
         if span + stall < best_s:
             best_s, best_shed = span + stall, len(shed)
         if home_is_last or stall >= best_s:
@@ -110,10 +112,11 @@ def _without_replicas(selected, options, wanted, costs: Costs, queue_s, total: i
         position = wanted[worker].pop()
         nodes[position] = 0
         reads.append(selected[position])
-    return Choice(nodes, reads, best_s)
+    return Choice(nodes, reads, best_s - best_shed * evict_s)
 
 
-def _with_replicas(selected, options, wanted, costs: Costs, queue_s, total: int) -> Choice:
+def _with_replicas(selected, options, wanted, costs: Costs, queue_s, evict_s: float) -> Choice:
+    total = len(selected)
     pair, base = costs.pair_s, costs.base_s
     start = {n: base[n] + (queue_s[n] if queue_s else 0.0) for n in wanted}
     limit = {n: len(positions) for n, positions in wanted.items()}
@@ -141,11 +144,12 @@ def _with_replicas(selected, options, wanted, costs: Costs, queue_s, total: int)
         if gain and node:
             on_workers += 1
         if total - on_workers <= room[0]:
-            cost = span + -(-(total - matched) // costs.readers) * costs.ssd_s
+            misses = total - matched
+            cost = span + -(-misses // costs.readers) * costs.ssd_s + (misses - unavoidable) * evict_s
             if cost < best_s:
                 best_s, best_place = cost, place[:]
     reads = [e for e, node in zip(selected, best_place, strict=True) if node < 0]
-    return Choice([max(0, node) for node in best_place], reads, best_s)
+    return Choice([max(0, node) for node in best_place], reads, best_s - (len(reads) - unavoidable) * evict_s)
 
 
 def _grow(node: int, wanted: dict, held: dict, place: list[int]) -> int:

@@ -24,6 +24,7 @@ def choose_rows(
     queue_s: Sequence[float] | None = None,
     local_resident: Container[int] = (),
     down: Container[int] = (),
+    evict_s: float = 0.0,
 ) -> Choice:
     """A good execution of a batch's experts; `rows[i]` rows selected `selected[i]`. Other arguments as for `choose`."""
     queue = queue_s if queue_s is not None else (0.0,) * len(costs.pair_s)
@@ -34,21 +35,24 @@ def choose_rows(
         if 0 not in nodes and expert in local_resident:
             nodes.append(0)
         options.append(nodes)
-    state = _State(rows, options, start, costs)
+    state = _State(rows, options, start, costs, evict_s)
     state.place_longest_first()
     state.improve()
     reads = [e for e, node in zip(selected, state.place, strict=True) if node < 0]
-    return Choice([max(0, n) for n in state.place], reads, state.cost())
+    return Choice([max(0, n) for n in state.place], reads, state.cost() - state.charge())
 
 
 class _State:
     """A full assignment, -1 for "read and run at home", with the pairs each node got."""
 
-    def __init__(self, rows: Sequence[int], options: list[list[int]], start: list[float], costs: Costs) -> None:
+    def __init__(
+        self, rows: Sequence[int], options: list[list[int]], start: list[float], costs: Costs, evict_s: float
+    ) -> None:
         self.rows, self.options, self.start, self.costs = rows, options, start, costs
         self.load = [0] * len(start)
         self.place = [-1] * len(rows)
-        self.misses = len(rows)
+        self.misses, self.evict_s = len(rows), evict_s
+        self.unavoidable = sum(not o for o in options)
         for count in rows:
             self.load[0] += count
 
@@ -57,7 +61,10 @@ class _State:
 
     def cost(self) -> float:
         span = max(self.finish(n) for n in range(len(self.load)))
-        return span + -(-self.misses // self.costs.readers) * self.costs.ssd_s
+        return span + -(-self.misses // self.costs.readers) * self.costs.ssd_s + self.charge()
+
+    def charge(self) -> float:
+        return max(0, self.misses - self.unavoidable) * self.evict_s
 
     def move(self, position: int, node: int) -> None:
         old, count = self.place[position], self.rows[position]
@@ -91,8 +98,11 @@ class _State:
         A read alone may not help while two help together (readers work in parallel), so the best of a whole
         descending sequence of reads is kept.
         """
-        best, kept = self.cost(), self.place[:]
+        best, kept, idle = self.cost(), self.place[:], 0
         for _ in range(MAX_ROUNDS):
+            if idle > self.costs.readers + 2:
+                break
+            idle += 1
             last = max(range(len(self.load)), key=self.finish)
             moves = [(p, n) for p, at in enumerate(self.place) if at == last for n in self.options[p] if n != last]
             if last:
@@ -102,7 +112,7 @@ class _State:
             position, node = min(moves, key=self._after)
             self.move(position, node)
             if (now := self.cost()) < best - 1e-15:
-                best, kept = now, self.place[:]
+                best, kept, idle = now, self.place[:], 0
         for position, node in enumerate(kept):
             self.move(position, node)
 

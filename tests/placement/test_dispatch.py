@@ -20,15 +20,17 @@ def cost_of(nodes, reads, rows, costs: Costs, queue_s) -> float:
     return span + -(-len(reads) // costs.readers) * costs.ssd_s
 
 
-def brute_force(selected, holders, costs: Costs, queue_s, local, down, rows) -> float:
+def brute_force(selected, holders, costs: Costs, queue_s, local, down, rows, evict_s: float = 0.0) -> float:
     ways = []
     for expert in selected:
         nodes = {n for n in holders[expert] if n not in down}
         if expert in local:
             nodes.add(0)
-        ways.append([(n, False) for n in sorted(nodes)] + ([] if 0 in nodes else [(0, True)]))
+        ways.append([(n, 0) for n in sorted(nodes)] + ([] if 0 in nodes else [(0, 2 if nodes else 1)]))
     return min(
-        cost_of([n for n, _ in way], [m for _, m in way if m], rows, costs, queue_s) for way in itertools.product(*ways)
+        cost_of([n for n, _ in way], [m for _, m in way if m], rows, costs, queue_s)
+        + evict_s * sum(m == 2 for _, m in way)
+        for way in itertools.product(*ways)
     )
 
 
@@ -62,6 +64,22 @@ def test_equals_brute_force_on_random_cases(replicas: bool) -> None:
         assert choice.latency_s == pytest.approx(best), case
         check_valid(choice, selected, holders, local, down)
         assert cost_of(choice.nodes, choice.reads, rows, costs, queue) == pytest.approx(best), case
+
+
+@pytest.mark.parametrize("replicas", [False, True])
+def test_charging_for_evictions_is_exact_too(replicas: bool) -> None:
+    rng = random.Random(17)
+    for case in range(1_000):
+        selected, holders, costs, queue, local, down = random_case(rng, replicas)
+        evict_s = rng.choice([0.5, 3.0, 40.0])
+        kwargs = {"queue_s": queue, "local_resident": local, "down": down, "evict_s": evict_s}
+        choice = choose(selected, holders, costs, **kwargs)
+        held = [any(n not in down for n in holders[e]) or e in local for e in selected]
+        charged = evict_s * sum(e in choice.reads and h for e, h in zip(selected, held, strict=True))
+        best = brute_force(selected, holders, costs, queue, local, down, [1] * len(selected), evict_s)
+        assert choice.latency_s + charged == pytest.approx(best), case
+        got = cost_of(choice.nodes, choice.reads, [1] * len(selected), costs, queue)
+        assert got == pytest.approx(choice.latency_s), case
 
 
 def check_valid(choice, selected, holders, local, down) -> None:

@@ -124,7 +124,7 @@ def test_small_flat_problems_are_solved_to_the_optimum(seed: int) -> None:
     assert plan.lower_bound_s <= best * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("seed", [1, 3, 11])
+@pytest.mark.parametrize("seed", [3, 11])
 def test_small_skewed_problems_are_solved_to_the_optimum(seed: int) -> None:
     problem = small_case(seed, flat=False)
     plan, (best, proven) = checked(problem), by_routing(Evaluator(problem), 20)
