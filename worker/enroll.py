@@ -27,8 +27,9 @@ from titan.common.errors import AddressInUse, EnrolmentRefused, TitanError
 from titan.common.log import get_logger
 from titan.common.security import enrolment
 from titan.common.security.codes import new_code, parse_code
+from titan.common.security.credentials import Credentials, load_credentials_dir
 from titan.common.security.files import PRIVATE, PUBLIC, NewFile, locked_folder, write_together
-from titan.common.security.identity import Identity
+from titan.common.security.identity import Identity, Role
 from titan.common.security.request import KeyRequest, check_answer, new_request
 from titan.common.security.revocation import LIST_FILE, parse_revocations, require_not_revoked
 from titan.proto.titan.v1 import trust_pb2 as pb
@@ -225,6 +226,36 @@ class Enrolment:
         for thread in peers.values():
             if thread.ident is not None:
                 thread.join(5)
+
+
+def credentials_or_enrolment(
+    folder: Path,
+    name: str | None,
+    address: str,
+    wanted: bool | None,
+    stopping: threading.Event,
+    show: Callable[[str], None],
+) -> tuple[Credentials, str] | None:
+    """This worker's credentials and where to listen, after an enrolment if there has to be one.
+
+    Args:
+        address: `host:port`; of port 0, the one that was free for the enrolment is returned.
+        wanted: enrol anew, or never; None does so when `folder` holds no cluster's files.
+
+    Returns:
+        None when `stopping` came first.
+
+    Raises:
+        SecurityError: there are certificates, and none that can be used. AddressInUse: the address is taken.
+    """
+    if wanted or (wanted is None and not any(folder.glob("*.pem"))):
+        with listen(address) as listener:
+            address = join_address(split_address(address)[0], listener.getsockname()[1])
+            identity = Enrolment(listener, folder, name, show).wait(stopping)
+        if identity is None:
+            return None
+        name = identity.name
+    return load_credentials_dir(folder, role=Role.WORKER, name=name), address
 
 
 def listen(address: str) -> socket.socket:
