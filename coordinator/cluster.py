@@ -142,9 +142,8 @@ class Cluster:
         """
         mx.set_cache_limit(CACHE_LIMIT_BYTES)
         started = time.monotonic()
-        self._greet()
-        self.report("loading attention, routers and embeddings")
-        self.model = load_host_model(self.checkpoint, self.dtype)
+        self.greet()
+        model = self.load_host()
         self.plan = self.options.plan or self.make_plan()
         self._check_plan(self.plan)
         log_plan(self.plan)
@@ -162,7 +161,7 @@ class Cluster:
         self.dispatcher = Dispatcher(
             self.layers, self.links, self.checkpoint.shape.hidden_size, self.dtype, self.exchange
         )
-        self.model.bind(self.layers, self.dispatcher)
+        model.bind(self.layers, self.dispatcher)
         tokenizer = load_tokenizer(self.checkpoint.path)
         self._wait_for_workers()
         log.info(
@@ -194,7 +193,7 @@ class Cluster:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _greet(self) -> None:
+    def greet(self) -> None:
         """Start every keeper; wait until each worker has answered Hello or its first try is over."""
         if not self.links:
             return
@@ -207,8 +206,17 @@ class Cluster:
         for link in self.links:
             link.wait(("greeted", "installing", "ready", "away", "closed"), deadline)
 
+    def load_host(self) -> HostModel:
+        """mlx-lm's model without experts. On the thread that will own MLX."""
+        self.report("loading attention, routers and embeddings")
+        self.model = load_host_model(self.checkpoint, self.dtype)
+        return self.model
+
     def make_plan(self) -> Plan:
-        """Plan for the workers that answered Hello, from figures if the options say so. On the engine's thread."""
+        """Plan for the workers that answered Hello, from figures if the options say so.
+
+        On the engine's thread, with the host model loaded and not bound.
+        """
         shape = self.checkpoint.shape
         memory: dict[str, int] = {}
         for worker, link in zip(self.hosts.workers, self.links, strict=True):
@@ -283,10 +291,19 @@ class Cluster:
 
     def _wait_for(self, link: WorkerLink) -> None:
         """Wait for an install that makes progress; a worker that stands still is left to come later."""
+        timeouts = self.hosts.timeouts
+        patience_s = timeouts.connect + timeouts.hello + timeouts.assign_idle + 2 * timeouts.probe
+        seen, since = link.status, time.monotonic()
         while not link.settled:
-            done = link.status.progress
+            status = link.status
+            if status != seen:
+                seen, since = status, time.monotonic()
+            elif time.monotonic() - since > patience_s:
+                log.warning("worker stands still: going on without it", worker=link.name, state=status.state)
+                return
+            done = status.progress
             share = f": {format_bytes(done.bytes_done)} of {format_bytes(done.bytes_total)}" if done else ""
-            self.report(f"worker {link.name} is {link.status.state}{share}")
+            self.report(f"worker {link.name} is {status.state}{share}")
             link.wait(("away", "closed"), time.monotonic() + 0.1)
 
     def _loaded(self, tokenizer: TokenizerWrapper) -> LoadedModel:

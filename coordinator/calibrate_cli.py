@@ -1,0 +1,86 @@
+"""`titan calibrate`: measure this cluster's figures and show them. Only wires and shows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from titan.common.log import setup_logging
+from titan.common.units import format_bytes, format_seconds
+from titan.placement.figures import Figures
+
+NOISY = 0.3
+
+
+def register(app: typer.Typer) -> None:
+    app.command("calibrate")(calibrate)
+
+
+def calibrate(
+    hosts: Annotated[Path, typer.Option(help="Description of the cluster.")] = Path("hosts.yaml"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure what placement needs: experts, attention and disk here, and each worker over its link."""
+    from titan.coordinator.operator import cluster_of  # loads MLX
+
+    setup_logging("text", "WARNING")
+    status = Console(stderr=True).status("opening the model")
+    with status, cluster_of(hosts, measure_again=True, report=status.update) as cluster:
+        cluster.load_host()
+        figures = cluster.measured_figures()
+        memory = {link.name: link.memory_budget_bytes for link in cluster.links}
+        absent = {s.name: s.reason for s in cluster.worker_status() if s.name not in figures.workers}
+        experts_bytes = cluster.memory.experts_bytes
+    if as_json:
+        report = asdict(figures) | {"memory_bytes": {"home": experts_bytes} | memory, "not_measured": absent}
+        typer.echo(json.dumps(report))
+        return
+    _show(figures, experts_bytes, memory, absent)
+
+
+def _show(figures: Figures, home_bytes: int, memory: dict[str, int | None], absent: dict[str, str]) -> None:
+    console = Console()
+    home = figures.home
+    table = Table(title="this machine", title_justify="left", show_header=False)
+    rows = (
+        ("memory for experts (M_0)", format_bytes(home_bytes)),
+        ("a layer without its experts (tau)", format_seconds(home.attention_s)),
+        ("asking a layer (synchronisation)", format_seconds(home.sync_s)),
+        (
+            "an expert on one row (c_0)",
+            f"{format_seconds(home.compute_s)} + {format_seconds(home.compute_fixed_s)} a layer",
+        ),
+        (
+            "an expert from disk (lambda)",
+            f"{format_seconds(home.ssd_s)} cold, {format_seconds(home.page_cache_s)} cached",
+        ),
+        ("parallel readers that help (w)", str(home.readers)),
+    )
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    table = Table(title="workers, as this machine sees them", title_justify="left")
+    for column in ("worker", "address", "memory (M_n)", "round trip (rho)", "an expert on one row (c_n)", "bandwidth"):
+        table.add_column(column)
+    for name, worker in figures.workers.items():
+        bandwidth = f"{format_bytes(int(worker.bandwidth_bytes_s))}/s" if worker.bandwidth_bytes_s else "not the limit"
+        table.add_row(
+            name,
+            worker.address,
+            format_bytes(memory.get(name) or 0),
+            format_seconds(worker.round_trip_s),
+            format_seconds(worker.compute_s),
+            bandwidth,
+        )
+    console.print(table)
+    for name, reason in absent.items():
+        console.print(f"{name} was not measured: {reason or 'it has no memory for one row of experts'}", markup=False)
+    noisy = [n for n, f in [("this machine", home), *figures.workers.items()] if f.spread > NOISY]
+    if noisy:
+        console.print(f"noisy: {', '.join(noisy)} (spread above {NOISY:.0%} of the median); measure again when idle")
