@@ -84,7 +84,7 @@ def test_serves_alone_when_no_worker_can_be_reached(duo: LoopbackCluster) -> Non
             answer = client.completions.create(model="default", prompt=SCENE, max_tokens=8, temperature=0)
             assert answer.usage is not None
             assert answer.usage.completion_tokens == 8
-        assert any("connection refused" in line for line in coordinator.log)
+        assert any("nothing listens on port" in line for line in coordinator.log)
         assert coordinator.stop() == 0
 
 
@@ -177,11 +177,11 @@ def test_what_cannot_be_served_ends_with_a_sentence(tmp_path: Path) -> None:
 
 
 def test_worker_command_line_errors(tmp_path: Path) -> None:
-    done = run_module("titan.worker", "--listen", "127.0.0.1:0", "--certs", str(tmp_path))
+    done = run_module("titan.worker", "--no-enroll", "--listen", "127.0.0.1:0", "--certs", str(tmp_path))
     assert done.returncode == 2
     assert "titan certs issue" in done.stderr
     # `--listen` alone means the default address.
-    done = run_module("titan.worker", "--certs", str(tmp_path), "--listen")
+    done = run_module("titan.worker", "--no-enroll", "--certs", str(tmp_path), "--listen")
     assert "titan certs issue" in done.stderr
     authority = init_authority(tmp_path / "certs")
     issue(authority, "mini", role=Role.WORKER, hosts=["localhost"])
