@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -20,19 +19,25 @@ import psutil
 from fixtures.processes import run_titan
 
 
-def leftovers() -> tuple[set[int], set[str]]:
-    """Worker processes started here, and the demo's folders."""
-    workers = {
-        p.pid
-        for p in psutil.process_iter(["cmdline"])
-        if "titan.worker" in (p.info["cmdline"] or []) and "--with-parent" in (p.info["cmdline"] or [])
-    }
-    return workers, {p.name for p in Path(tempfile.gettempdir()).glob("titan-demo-*")}
+def started_in(folder: Path) -> list[int]:
+    """Processes whose TMPDIR is `folder`: the demo and all that it started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR") == str(folder):
+                found.append(process.pid)
+        except psutil.Error:
+            continue  # ended meanwhile, or not ours
+    return found
 
 
-def test_answers_like_mlx_lm_and_leaves_nothing_behind() -> None:
-    before = leftovers()
-    done = run_titan("demo", "--json", "--max-tokens", "24")
+def assert_nothing_is_left(folder: Path) -> None:
+    assert started_in(folder) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_answers_like_mlx_lm_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = run_titan("demo", "--json", "--max-tokens", "24", TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["identical"] is True
@@ -44,7 +49,7 @@ def test_answers_like_mlx_lm_and_leaves_nothing_behind() -> None:
     assert set(report["executed"]) >= {"local", "remote", "ssd"}
     assert report["executed"]["remote"] > 0
     assert report["executed"]["local"] > 0
-    assert leftovers() == before
+    assert_nothing_is_left(tmp_path)
 
 
 def test_killed_worker_changes_nothing() -> None:
@@ -63,13 +68,12 @@ def test_chat_output_for_people() -> None:
     assert re.search(r"worker-2 at 127\.0\.0\.1:\d+", done.stdout)
 
 
-def test_serves_until_interrupted_and_the_curl_line_works() -> None:
-    before = leftovers()
+def test_serves_until_interrupted_and_the_curl_line_works(tmp_path: Path) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "titan.cli", "demo", "--serve"],
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"},
+        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "TMPDIR": str(tmp_path)},
     )
     try:
         assert demo.stderr is not None
@@ -87,6 +91,7 @@ def test_serves_until_interrupted_and_the_curl_line_works() -> None:
         request = urllib.request.Request(url[1], body[1].encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=30) as reply:
             assert json.load(reply)["choices"][0]["message"]["content"]
+        assert len(started_in(tmp_path)) == 3
         demo.send_signal(signal.SIGINT)
         assert demo.wait(40) == 0
     finally:
@@ -94,7 +99,7 @@ def test_serves_until_interrupted_and_the_curl_line_works() -> None:
         demo.wait()
         assert demo.stderr is not None
         demo.stderr.close()
-    assert leftovers() == before
+    assert_nothing_is_left(tmp_path)
 
 
 def test_wrong_options_are_refused_with_a_sentence() -> None:
