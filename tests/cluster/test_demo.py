@@ -33,7 +33,8 @@ def started_in(folder: Path) -> list[int]:
 
 def assert_nothing_is_left(folder: Path) -> None:
     assert started_in(folder) == []
-    assert list(folder.iterdir()) == []
+    left = {path.name for path in folder.iterdir()}
+    assert left <= {"mlx"}, "only the kernels that MLX compiles and keeps may be there"
 
 
 def test_answers_like_mlx_lm_and_leaves_nothing_behind(tmp_path: Path) -> None:
