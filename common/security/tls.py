@@ -13,6 +13,7 @@ import os
 import re
 import ssl
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -51,15 +52,31 @@ def grpc_server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
 
 
 def grpc_renewable_server_credentials(current: Callable[[], Credentials]) -> grpc.ServerCredentials:
-    """As `grpc_server_credentials`, but each handshake uses what `current` gives then: a renewal needs no restart."""
+    """As `grpc_server_credentials`, but each handshake uses what `current` gives then: a renewal needs no restart.
+
+    gRPC asks before every handshake. It hears "unchanged" as long as `current` gives the same object: taking a new
+    configuration is not safe against handshakes on other threads (grpcio 1.85 was seen to abort the process when every
+    one of 200 brought a new one), so that it must stay as rare as renewals are.
+    """
     import grpc
 
-    def configuration() -> grpc.ServerCertificateConfiguration:
-        credentials = current()
+    def configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
         pair = (credentials.key_pem, credentials.cert_pem)
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=credentials.ca_pem)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, require_client_authentication=True)
+    used = current()
+    lock = threading.Lock()
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        with lock:
+            newest = current()
+            if newest is used:
+                return None
+            used = newest
+            return configuration(newest)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(used), fetch, require_client_authentication=True)
 
 
 def grpc_channel_credentials(credentials: Credentials, *, only: bytes | None = None) -> grpc.ChannelCredentials:

@@ -10,7 +10,7 @@ from titan.common.console import run_command
 from titan.common.pack import cli as pack_cli
 from titan.common.registry import cli as registry_cli
 from titan.common.security import cli as certs_cli
-from titan.coordinator import calibrate_cli
+from titan.coordinator import calibrate_cli, enroll_cli
 from titan.coordinator.bench import cli as bench_cli
 from titan.coordinator.demo import cli as demo_cli
 
@@ -31,7 +31,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
-for package in (demo_cli, hosts_cli, certs_cli, registry_cli, pack_cli, calibrate_cli):
+for package in (demo_cli, hosts_cli, certs_cli, registry_cli, pack_cli, calibrate_cli, enroll_cli):
     package.register(app)
 bench_cli.register_bench(bench)
 
