@@ -66,6 +66,7 @@ class ClusterOptions:
         figures_folder: where figures are kept between starts; None keeps none.
         measure_again: do not use kept figures.
         solve_s: time limit of the solver.
+        trace: record the router's choices in this file.
     """
 
     name: str = ""
@@ -77,6 +78,7 @@ class ClusterOptions:
     figures_folder: Path | None = None
     measure_again: bool = False
     solve_s: float = 10.0
+    trace: Path | None = None
 
 
 class Cluster:
@@ -162,6 +164,8 @@ class Cluster:
             self.layers, self.links, self.checkpoint.shape.hidden_size, self.dtype, self.exchange
         )
         model.bind(self.layers, self.dispatcher)
+        if self.options.trace is not None:
+            model.record(self.options.trace, self.checkpoint.shape)
         tokenizer = load_tokenizer(self.checkpoint.path)
         self._wait_for_workers()
         log.info(
@@ -187,6 +191,8 @@ class Cluster:
             link.close(self.hosts.timeouts.probe + 2)
         self._readers.close()
         self.store.close()
+        if self.model is not None:
+            self.model.close()
         self.layers.clear()
         self.model = None
         self.dispatcher = None

@@ -50,6 +50,9 @@ def serve(
         int, typer.Option(min=1, max=65536, help="Prompt tokens a forward pass; fewer need less memory.")
     ] = DEFAULT_PREFILL_STEP_TOKENS,
     policy: Annotated[str, typer.Option(help="Eviction from the cache of experts: lru or lfu.")] = "lru",
+    trace: Annotated[
+        Path | None, typer.Option(help="Record the router's choices in this file, for `titan simulate` and planning.")
+    ] = None,
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
@@ -68,6 +71,7 @@ def serve(
         measure=not quick_plan,
         figures_folder=FIGURES_FOLDER.expanduser(),
         measure_again=replan,
+        trace=trace,
     )
     run(config, options, listen=listen)
 

@@ -6,6 +6,7 @@ Runs on the engine's thread. Knows the plan's slots for node 0; not who else hol
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -15,11 +16,12 @@ from mlx_lm.utils import load_model
 
 from titan.common.errors import CheckpointContradiction
 from titan.common.experts import ExpertLayer
-from titan.common.registry import Checkpoint
+from titan.common.registry import Checkpoint, ModelShape
 from titan.common.slots import make_policy
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import ExpertStore, ReaderPool
 from titan.coordinator.moe.hook import Executor, Faults, TitanSwitchGLU
+from titan.coordinator.moe.recorder import Recorder, WatchedRouter
 from titan.placement import Plan
 
 
@@ -36,6 +38,27 @@ class HostModel:
         self.module = module
         self._hooks = hooks
         self._faults = faults
+        self._recorder: Recorder | None = None
+
+    def record(self, path: Path, shape: ModelShape) -> None:
+        """Record every step's routing in a trace file from now on; `close` ends it.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        routers: dict[int, WatchedRouter] = {}
+        for spec in shape.layers:
+            block = _descend(self.module, spec.module_path.rpartition(".")[0])
+            routers[spec.index] = WatchedRouter(block.gate)
+            block.gate = routers[spec.index]
+        self._recorder = Recorder(path, shape, routers)
+        for hook in self._hooks.values():
+            hook.watch(self._recorder.saw)
+
+    def close(self) -> None:
+        """Finish what is recorded."""
+        if self._recorder is not None:
+            self._recorder.close()
 
     def bind(self, layers: Mapping[int, ExpertLayer], executor: Executor) -> None:
         """Execute experts with these. Until then, and after `unbind`, experts give zeros (which calibration uses)."""
@@ -54,6 +77,8 @@ class HostModel:
                 layer, but its contents are worthless: drop it.
         """
         logits = self.module(tokens, cache=cache)
+        if self._recorder is not None:
+            self._recorder.finish()
         error = self._faults.take()
         if error is not None:
             raise error

@@ -6,6 +6,7 @@ different layers. A failure is recorded, zeros flow on, and the caller of the mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import mlx.core as mx
@@ -53,6 +54,11 @@ class TitanSwitchGLU(nn.Module):
         self._faults = faults
         self._local: ExpertLayer | None = None
         self._executor: Executor | None = None
+        self._watch: Callable[[int, mx.array], None] | None = None
+
+    def watch(self, watch: Callable[[int, mx.array], None] | None) -> None:
+        """Call `watch(layer, indices)` with every choice of the router, before it is executed."""
+        self._watch = watch
 
     def bind(self, local: ExpertLayer, executor: Executor) -> None:
         """Execute with these from now on. Not while a forward pass is under way."""
@@ -67,6 +73,8 @@ class TitanSwitchGLU(nn.Module):
         """x: [..., D], indices: [..., K] -> y: [..., K, D], one output for each (row, expert)."""
         if self._local is None or self._executor is None:
             return mx.zeros((*indices.shape, x.shape[-1]), x.dtype)
+        if self._watch is not None:
+            self._watch(self._layer, indices)
         if self._local.whole:  # expert e is in slot e: nothing to look up, no synchronisation
             self._executor.executed_at_home(indices.size)
             return apply_rows(self._local.buffers, x, indices)
