@@ -124,6 +124,15 @@ def _check_key(certificate: x509.Certificate, key_pem: bytes, cert: Path, key: P
         )
 
 
+def key_fits(certificate: x509.Certificate, key: Path) -> bool:
+    """Whether the file `key` holds the private key of `certificate`."""
+    try:
+        _check_key(certificate, read_bounded(key, mend="", private=True), Path(), key)
+    except SecurityError:
+        return False
+    return True
+
+
 def issuer_of(certificate: x509.Certificate, ca_pem: bytes, cert: str, ca: str) -> x509.Certificate:
     """The authority in `ca_pem` that signed `certificate`; `cert` and `ca` name both in messages.
 

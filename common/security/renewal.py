@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from titan.common.security.authority import DEFAULT_DAYS, Authority, sign
 from titan.common.security.channel import CheckedChannel, trust_error
+from titan.common.security.credentials import key_fits
 from titan.common.security.files import PUBLIC, NewFile, locked_folder, write_together
 from titan.common.security.identity import Identity, Role, parse_identity
 from titan.common.security.ledger import record
@@ -29,8 +30,8 @@ def renew_worker(
 ) -> Identity:
     """Give the worker behind `channel` a new certificate for a new key, with the name and the hosts it had.
 
-    This machine's copy of the certificate is replaced. A key of that name here, from `titan certs issue`, is removed:
-    it belongs to the certificate that is no longer used.
+    This machine's copy of the certificate is replaced. A key of that name here, from `titan certs issue`, is removed
+    when it belongs to the certificate that is no longer used.
 
     Raises:
         ClusterError, SecurityError: the worker does not answer or refuses; a folder cannot be written. The worker then
@@ -48,5 +49,7 @@ def renew_worker(
         raise trust_error(error, old, "a new certificate") from error
     with locked_folder(authority.folder):
         write_together([NewFile(authority.folder / f"{old.name}.pem", cert_pem, PUBLIC)])
-        (authority.folder / f"{old.name}.key").unlink(missing_ok=True)
+        key_path = authority.folder / f"{old.name}.key"
+        if key_path.exists() and not key_fits(certificate, key_path):
+            key_path.unlink()
     return parse_identity(certificate)

@@ -76,7 +76,11 @@ def grpc_renewable_server_credentials(current: Callable[[], Credentials]) -> grp
             used = newest
             return configuration(newest)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(used), fetch, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(used),
+        fetch,  # type: ignore[arg-type]  # None means unchanged, says its documentation
+        require_client_authentication=True,
+    )
 
 
 def grpc_channel_credentials(credentials: Credentials, *, only: bytes | None = None) -> grpc.ChannelCredentials:
