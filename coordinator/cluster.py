@@ -45,6 +45,7 @@ from titan.coordinator.planning import log_plan, make_problem
 from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.link import LinkStatus, WorkerLink
 from titan.placement import Plan, solve
+from titan.placement.cost import Costs
 from titan.placement.figures import Figures, WorkerFigures
 
 log = get_logger("coordinator")
@@ -160,8 +161,9 @@ class Cluster:
             readers=self._readers,
             on_layer=lambda done, total: self.report(f"reading local experts: layer {done} of {total}"),
         )
+        shape = self.checkpoint.shape
         self.dispatcher = Dispatcher(
-            self.layers, self.links, self.checkpoint.shape.hidden_size, self.dtype, self.exchange
+            self.layers, self.links, shape.hidden_size, self.dtype, self.exchange, self._costs(self.plan)
         )
         model.bind(self.layers, self.dispatcher)
         if self.options.trace is not None:
@@ -285,6 +287,12 @@ class Cluster:
         if names != wanted:
             raise PlanError(f"the plan is for nodes {names}, hosts.yaml has {wanted}", "make a plan for these nodes")
         plan.validate()
+
+    def _costs(self, plan: Plan) -> Costs | None:
+        """What dispatch chooses by; None for a plan that was made without figures."""
+        if plan.predicted is None:
+            return None
+        return Costs.of(plan.nodes, self.checkpoint.shape.hidden_size * COMPUTE_DTYPES[self.dtype][0].itemsize)
 
     def _assign(self, plan: Plan) -> None:
         for position, link in enumerate(self.links, start=1):

@@ -18,10 +18,12 @@ from titan.common.arrays import COMPUTE_DTYPES, from_raw_bits, raw_bits
 from titan.common.errors import ClusterError
 from titan.common.experts import ExpertLayer
 from titan.common.wire.messages import ExecuteCall, ExecuteResult, split_pairs
+from titan.coordinator.moe.choice import choose_nodes
 from titan.coordinator.moe.pairs import join, number_owners, used_rows
 from titan.coordinator.remote.exchange import Answered, Exchange, Failed, Hedge, Outstanding
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Transport
+from titan.placement.cost import Costs
 
 SORT_AT_PAIRS = 64
 
@@ -73,6 +75,8 @@ class Dispatcher:
         hidden_size: D.
         dtype: compute dtype, also that of the wire.
         exchange: whose inbox the workers' transports fill.
+        costs: measured figures of this node and the workers, in that order; with them the cheapest executor is chosen,
+            without them whoever holds an expert.
     """
 
     def __init__(
@@ -82,8 +86,10 @@ class Dispatcher:
         hidden_size: int,
         dtype: str,
         exchange: Exchange | None = None,
+        costs: Costs | None = None,
     ) -> None:
         self.exchange = exchange or Exchange()
+        self.costs = costs
         self.executed = Executed()
         self._layers = layers
         self._workers = workers
@@ -128,6 +134,12 @@ class Dispatcher:
         if not ready:
             return None
         here = local.table.slots
+        if self.costs is not None:
+            places = {id(worker): node for node, worker in enumerate(self._workers, start=1)}
+            by_node = {places[id(w)]: (w, r) for w, r in ready}
+            held = [(node, r.held[layer]) for node, (_, r) in by_node.items()]
+            chosen = choose_nodes(experts, held, here, self.costs)
+            return {e: by_node[node] for e, node in chosen.items()} or None
         owners = {}
         for expert in set(experts.reshape(-1).tolist()):
             if expert in here:

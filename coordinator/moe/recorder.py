@@ -33,8 +33,9 @@ class WatchedRouter(nn.Module):
         self._logits: mx.array | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
-        self._logits = self._router(x)
-        return self._logits
+        logits: mx.array = self._router(x)
+        self._logits = logits
+        return logits
 
     def take(self) -> mx.array | None:
         """Logits [..., E] of the last call, once."""

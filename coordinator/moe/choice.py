@@ -1,0 +1,51 @@
+"""Which worker executes which expert of a layer, by the plan's costs: the online choice of z.
+
+Knows figures, who is ready and what is in a slot here; not how a request travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+import numpy as np
+
+from titan.placement.cost import Costs
+from titan.placement.dispatch import choose
+from titan.placement.dispatch_rows import choose_rows
+
+MAX_ROWS = 32  # beyond it the choice itself would cost more than it brings: every expert goes to a holder
+EVICTED_AGAIN = 0.5  # chance that an expert which a read throws out has to be read back
+
+
+def choose_nodes(
+    experts: np.ndarray,
+    holders: Sequence[tuple[int, Container[int]]],
+    here: Container[int],
+    costs: Costs,
+) -> Mapping[int, int]:
+    """Expert -> node for the distinct experts that are to be executed by a worker; the others run at home.
+
+    Args:
+        experts: [N, K] the router's choice.
+        holders: (node, experts it holds in this layer) of the workers that are ready; node 0 is this machine.
+        here: experts in a slot of this machine.
+        costs: of all nodes of the plan.
+    """
+    distinct, rows = np.unique(experts, return_counts=True)
+    selected = distinct.tolist()
+    at = {e: [node for node, held in holders if e in held] for e in selected}
+    if experts.shape[0] > MAX_ROWS:
+        return {e: nodes[0] for e, nodes in at.items() if nodes and e not in here}
+    evict_s = EVICTED_AGAIN * costs.ssd_s
+    if experts.shape[0] == 1:
+        choice = choose(selected, at, costs, local_resident=here, evict_s=evict_s)  # type: ignore[arg-type]
+    else:
+        choice = choose_rows(
+            selected,
+            rows.tolist(),
+            at,  # type: ignore[arg-type]
+            costs,
+            local_resident=here,
+            evict_s=evict_s,
+        )
+    return {e: node for e, node in zip(selected, choice.nodes, strict=True) if node}
