@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from titan.placement.cost import Costs
 from titan.placement.expected import expected_max, expected_stall
 from titan.placement.problem import Problem
-from titan.placement.routing import group_polynomial, weights_from_frequencies
+from titan.placement.routing import group_polynomial, sample, weights_from_frequencies
 
 MISS = -1
 Floats = NDArray[np.float64]
@@ -48,6 +48,7 @@ class Evaluator:
         self._memo: dict[tuple, float] = {}
         self._spans: dict[tuple, LayerTime] = {}
         self._powers: dict[int, Floats] = {}
+        self._routing: dict[tuple[int, int, int, int], Ints] = {}
 
     @property
     def fixed_s(self) -> float:
@@ -84,6 +85,15 @@ class Evaluator:
             stall = self._stall(missing, layer, row)
             self._spans[key] = LayerTime(span, min(span, bare), stall, sync)
         return self._spans[key]
+
+    def routing(self, layer: int, steps: int, rows: int, seed: int) -> Ints:
+        """Sampled routing of a layer [steps, rows, K], the same each time it is asked for."""
+        key = (self.kind[layer], steps, rows, seed)
+        if key not in self._routing:
+            rng = np.random.default_rng((seed, rows, self.kind[layer]))
+            ids = sample(self.weights[layer], self.top_k, steps * rows, rng)
+            self._routing[key] = ids.reshape(steps, rows, self.top_k)
+        return self._routing[key]
 
     def step(self, place: Ints) -> float:
         """Expected seconds of a step at batch 1 for an arrangement [layers, E] (equation 5)."""
