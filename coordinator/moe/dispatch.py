@@ -17,6 +17,7 @@ import numpy as np
 from titan.common.arrays import COMPUTE_DTYPES, from_raw_bits, raw_bits
 from titan.common.errors import ClusterError
 from titan.common.experts import ExpertLayer
+from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.wire.messages import ExecuteCall, ExecuteResult, split_pairs
 from titan.coordinator.moe.pairs import join, number_owners, used_rows
 from titan.coordinator.remote.exchange import Answered, Exchange, Failed, Hedge, Outstanding
@@ -85,6 +86,7 @@ class Dispatcher:
     ) -> None:
         self.exchange = exchange or Exchange()
         self.executed = Executed()
+        self.prefetcher: Prefetcher | None = None
         self._layers = layers
         self._workers = workers
         self._hidden_size = hidden_size
@@ -96,7 +98,8 @@ class Dispatcher:
         local = self._layers[layer]
         x2 = x.reshape(-1, x.shape[-1])
         index2 = indices.reshape(-1, indices.shape[-1])
-        self._synchronise(x2, index2)
+        prefetcher = self.prefetcher
+        self._synchronise(x2, index2, () if prefetcher is None else prefetcher.lookout(layer, x2))
         experts = np.array(index2)
         if self.exchange.overdue:
             self._set_aside(self.exchange.settle_overdue())
@@ -106,15 +109,17 @@ class Dispatcher:
             y = local.run_rows(x2, experts)
         else:
             y = self._execute_split(layer, local, x2, experts, owners)
+        if prefetcher is not None:
+            prefetcher.routed(layer, experts)
         return y.reshape(*indices.shape, x.shape[-1])
 
     def executed_at_home(self, pairs: int) -> None:
         self.executed.local += pairs
 
-    def _synchronise(self, x: mx.array, indices: mx.array) -> None:
+    def _synchronise(self, x: mx.array, indices: mx.array, more: Sequence[mx.array]) -> None:
         """Materialise what this layer needs, and with it everything lazy that earlier layers still read slots for."""
         pending = [layer for layer in self._layers.values() if layer.unevaluated is not None]
-        mx.eval(x, indices, *(layer.unevaluated for layer in pending))
+        mx.eval(x, indices, *more, *(layer.unevaluated for layer in pending))
         for layer in pending:
             layer.forget_unevaluated()
 
