@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from titan.common.arrays import COMPUTE_DTYPES, from_raw_bits, raw_bits
-from titan.common.errors import ClusterError
+from titan.common.errors import ClusterError, WorkerOverloaded
 from titan.common.experts import ExpertLayer
 from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.wire.messages import ExecuteCall, ExecuteResult, split_pairs
@@ -255,8 +255,11 @@ class Dispatcher:
         return answered, failed
 
     def _set_aside(self, failed: list[Failed]) -> None:
-        """Stop using the sessions that failed, and those whose worker has said that it is leaving."""
-        errors = {id(f.outstanding.transport): f.error for f in failed}
+        """Stop using the sessions that failed, and those whose worker has said that it is leaving.
+
+        A worker that says it has too much to do has not failed: it is asked again in the next layer.
+        """
+        errors = {id(f.outstanding.transport): f.error for f in failed if not isinstance(f.error, WorkerOverloaded)}
         for worker in self._workers:
             state = worker.ready
             if state is not None and (error := errors.get(id(state.transport)) or state.transport.leaving) is not None:
