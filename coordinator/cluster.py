@@ -23,6 +23,7 @@ from titan.common.errors import PlanError
 from titan.common.experts import ExpertLayer
 from titan.common.log import get_logger
 from titan.common.platform import memory_budget_bytes
+from titan.common.prefetch.build import make_prefetcher
 from titan.common.registry import Checkpoint
 from titan.common.security.credentials import Credentials
 from titan.common.slots.buffers import LayerBuffers, slot_bytes
@@ -61,7 +62,8 @@ class ClusterOptions:
     Args:
         name: of the model for clients; empty takes the folder's.
         context: most tokens of prompt and answer; None is the model's own limit, within bounds.
-        policy: eviction from the expert cache.
+        policy: eviction from the expert cache: lru, lfu, forecast.
+        prefetch: off, auto, previous, transition, probe.
         plan: use this one; None makes one.
         measure: plan from measured figures; otherwise by memory alone.
         figures_folder: where figures are kept between starts; None keeps none.
@@ -74,6 +76,7 @@ class ClusterOptions:
     context: int | None = None
     prefill_step_tokens: int = DEFAULT_PREFILL_STEP_TOKENS
     policy: str = "lru"
+    prefetch: str = "off"
     plan: Plan | None = None
     measure: bool = False
     figures_folder: Path | None = None
@@ -164,6 +167,13 @@ class Cluster:
         shape = self.checkpoint.shape
         self.dispatcher = Dispatcher(
             self.layers, self.links, shape.hidden_size, self.dtype, self.exchange, self._costs(self.plan)
+        )
+        self.dispatcher.prefetcher = make_prefetcher(
+            self.options.prefetch,
+            list(self.layers.values()),
+            self.checkpoint.shape.num_experts,
+            READERS,
+            dict(enumerate(model.routers)),
         )
         model.bind(self.layers, self.dispatcher)
         if self.options.trace is not None:

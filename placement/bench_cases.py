@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from titan.placement.problem import Problem
-from titan.placement.routing import zipf_frequencies
+from titan.placement.routing import zipf_layers
 from titan.placement.shapes import Shape, shape_problem
 from titan.placement.values import Node
 
@@ -45,9 +45,7 @@ def shape_case(shape: Shape, nodes: tuple[Node, ...], zipf: float) -> Problem:
     """The problem of a real shape; `zipf` 0 is flat routing. Every layer has its own order of frequencies."""
     frequencies = None
     if zipf:
-        row = zipf_frequencies(shape.num_experts, shape.top_k, zipf)
-        rng = np.random.default_rng(0)
-        frequencies = tuple(tuple(rng.permutation(row).tolist()) for _ in range(shape.moe_layers))
+        frequencies = zipf_layers(shape.moe_layers, shape.num_experts, shape.top_k, zipf)
     return shape_problem(shape, nodes, frequencies=frequencies)
 
 
@@ -69,8 +67,7 @@ def small_case(seed: int, *, flat: bool) -> Problem:
         nodes.append(Node(f"w{i + 1}", memory, speed, round_trip_s=20e-6 * scale * float(rng.uniform(0.5, 1.5))))
     frequencies = None
     if not flat:
-        row = zipf_frequencies(experts, top_k, float(rng.uniform(0.2, 1.2)))
-        frequencies = tuple(tuple(rng.permutation(row).tolist()) for _ in range(layers))
+        frequencies = zipf_layers(layers, experts, top_k, float(rng.uniform(0.2, 1.2)), seed)
     return Problem(
         fingerprint="0" * 64,
         layers=tuple(range(layers)),

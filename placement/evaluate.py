@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from titan.placement.cost import Costs
 from titan.placement.expected import expected_max, expected_stall
 from titan.placement.problem import Problem
-from titan.placement.routing import group_polynomial, weights_from_frequencies
+from titan.placement.routing import group_polynomial, inclusion, sample, weights_from_frequencies
 
 MISS = -1
 Floats = NDArray[np.float64]
@@ -45,9 +45,12 @@ class Evaluator:
         self.top_k = problem.top_k
         self.weights, self.kind = _weights(problem)
         self.flat = [bool(np.ptp(w) == 0) for w in self.weights]
+        self._prices = _pair_prices(problem)
+        self._frequencies: dict[int, Floats] = {}
         self._memo: dict[tuple, float] = {}
         self._spans: dict[tuple, LayerTime] = {}
         self._powers: dict[int, Floats] = {}
+        self._routing: dict[tuple[int, int, int, int], Ints] = {}
 
     @property
     def fixed_s(self) -> float:
@@ -64,14 +67,15 @@ class Evaluator:
         return self._powers[count]
 
     def layer(self, layer: int, row: Ints) -> float:
-        """Expected seconds of the experts of one layer, arranged as `row` [E]: span, stall and synchronisation."""
+        """Expected objective (7) of one layer arranged as `row` [E]: span, stall and synchronisation in seconds, and
+        weighted energy and traffic when the problem gives weights."""
         key = self._key(layer, row)
         if key not in self._memo:
             if len(self._memo) > 200_000:
                 self._memo.clear()
             polys, missing, sync = self._groups(layer, row)
             span = expected_max(polys, self.costs.pair_s, self.costs.base_s, self.top_k)
-            self._memo[key] = span + sync + self._stall(missing, layer, row)
+            self._memo[key] = span + sync + self._stall(missing, layer, row) + self._weighted(layer, row)
         return self._memo[key]
 
     def split(self, layer: int, row: Ints) -> LayerTime:
@@ -85,9 +89,27 @@ class Evaluator:
             self._spans[key] = LayerTime(span, min(span, bare), stall, sync)
         return self._spans[key]
 
+    def routing(self, layer: int, steps: int, rows: int, seed: int) -> Ints:
+        """Sampled routing of a layer [steps, rows, K], the same each time it is asked for."""
+        key = (self.kind[layer], steps, rows, seed)
+        if key not in self._routing:
+            rng = np.random.default_rng((seed, rows, self.kind[layer]))
+            ids = sample(self.weights[layer], self.top_k, steps * rows, rng)
+            self._routing[key] = ids.reshape(steps, rows, self.top_k)
+        return self._routing[key]
+
     def step(self, place: Ints) -> float:
-        """Expected seconds of a step at batch 1 for an arrangement [layers, E] (equation 5)."""
+        """Expected step at batch 1 of an arrangement [layers, E]: seconds (5), or (7) when weights are given."""
         return self.fixed_s + sum(self.layer(i, row) for i, row in enumerate(place))
+
+    def _weighted(self, layer: int, row: Ints) -> float:
+        """lambda Phi + mu Gamma of a layer, linear in where the (row, expert) pairs run."""
+        if self._prices is None:
+            return 0.0
+        kind = self.kind[layer]
+        if kind not in self._frequencies:
+            self._frequencies[kind] = inclusion(self.weights[layer], self.top_k)
+        return float(np.dot(self._frequencies[kind], self._prices[np.maximum(row, 0)]))
 
     def _key(self, layer: int, row: Ints) -> tuple:
         if self.flat[layer]:
@@ -113,6 +135,18 @@ class Evaluator:
             return 0.0
         others = np.flatnonzero(row != MISS)
         return expected_stall(self.polynomial(layer, missing), self.polynomial(layer, others), self.costs, self.top_k)
+
+
+def _pair_prices(problem: Problem) -> Floats | None:
+    """[nodes]: lambda P_n c_n + mu beta_0n (bytes there and back) of one pair; None when both weights are 0."""
+    if not problem.energy_weight and not problem.traffic_weight:
+        return None
+    out = np.zeros(len(problem.nodes))
+    for i, node in enumerate(problem.nodes):
+        out[i] = problem.energy_weight * (node.power_w or 0.0) * node.compute_s
+        if i and node.bandwidth_bytes_s:
+            out[i] += problem.traffic_weight * 2 * problem.activation_bytes / node.bandwidth_bytes_s
+    return out
 
 
 def _weights(problem: Problem) -> tuple[list[Floats], list[int]]:

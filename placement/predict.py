@@ -9,7 +9,6 @@ import numpy as np
 
 from titan.placement.cost import miss_stall
 from titan.placement.evaluate import MISS, Evaluator, Ints
-from titan.placement.routing import sample
 from titan.placement.values import Prediction
 
 SAMPLED_STEPS = 256
@@ -40,17 +39,11 @@ def predict(
 def batch_step(evaluator: Evaluator, place: Ints, rows: int, *, seed: int = 0, steps: int = SAMPLED_STEPS) -> float:
     """Mean seconds of a step of `rows` rows. Attention is taken as independent of the batch (decode is bound by
     reading weights); a worker's request carries each row once; an expert is read from the SSD once a step."""
-    problem, drawn = evaluator.problem, {}
-    total = evaluator.fixed_s
+    total, memo = evaluator.fixed_s, {}
     for layer, row in enumerate(place):
-        kind = evaluator.kind[layer]
-        if kind not in drawn:
-            rng = np.random.default_rng((seed, rows, kind))
-            ids = sample(evaluator.weights[layer], problem.top_k, steps * rows, rng)
-            drawn[kind] = (ids.reshape(steps, rows, problem.top_k), {})
-        ids, memo = drawn[kind]
-        key = row.tobytes()
+        key = (evaluator.kind[layer], row.tobytes())
         if key not in memo:
+            ids = evaluator.routing(layer, SAMPLED_STEPS, rows, seed)[:steps]
             memo[key] = float(batch_layer(evaluator, row, ids).mean())
         total += memo[key]
     return total

@@ -30,7 +30,8 @@ class Problem:
         frequencies: [moe layer][expert] -> how often a row selects the expert, summing to top_k a layer;
             None: every expert equally often.
         batch_rows: batch sizes to predict tokens a second for.
-        energy_weight, traffic_weight: lambda and mu of the objective (7).
+        energy_weight, traffic_weight: lambda (seconds a joule) and mu of the objective (7); a byte's cost on a link is
+            1 / bandwidth. The bound and the gap then refer to the objective, leaving out what cannot be negative.
     """
 
     fingerprint: str

@@ -41,7 +41,7 @@ def replay_plan(
     max_steps: int = 10_000,
     evict_s: float | None = None,
 ) -> PlanRun:
-    """Replay the first steps of a trace through a plan.
+    """Replay the first steps of a trace through a plan, caches filled with experts that no node pins.
 
     `evict_s` is dispatch's charge for reading an expert that a worker holds, one SSD read by default: without it
     dispatch saves a round trip now and pays for the expert it evicted later.
@@ -54,6 +54,8 @@ def replay_plan(
     whole = [plan.is_whole(i) for i in range(len(plan.layers))]
     tables = [Table(max(plan.cache_slots(i), plan.top_k), policy) for i in range(len(plan.layers))]
     evict = costs.ssd_s if evict_s is None else evict_s
+    for table, row in zip(tables, plan.residency, strict=True):
+        table.step([e for e, holders in enumerate(row) if not holders][: table.capacity])
     fixed = sum(problem.attention_s) + problem.other_s + problem.sync_s * whole.count(False)
     edges = [*np.flatnonzero(np.diff(trace.step, prepend=-1)).tolist(), len(trace.step)]
     steps = min(len(edges) - 1, max_steps)

@@ -90,6 +90,14 @@ def sample(weights: Floats, top_k: int, rows: int, rng: np.random.Generator) -> 
     return out
 
 
+def zipf_layers(
+    layers: int, num_experts: int, top_k: int, exponent: float, seed: int = 0
+) -> tuple[tuple[float, ...], ...]:
+    """`zipf_frequencies` for every layer, each in an order of its own."""
+    row, rng = zipf_frequencies(num_experts, top_k, exponent), np.random.default_rng(seed)
+    return tuple(tuple(rng.permutation(row).tolist()) for _ in range(layers))
+
+
 def zipf_frequencies(num_experts: int, top_k: int, exponent: float) -> Floats:
     """Frequencies, descending, of the routing model with weights i^-exponent; sums to K."""
     weights = np.arange(1, num_experts + 1, dtype=np.float64) ** -exponent

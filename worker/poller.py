@@ -83,6 +83,7 @@ class Poller:
         with self._baton:
             if self._added or self._blocked:
                 self._apply()
+                timeout_ms = 0  # a new endpoint may have brought work already
             ready = self._poll.poll(timeout_ms)
             for fd, event in ready:
                 self._serve(fd, event)

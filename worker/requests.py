@@ -22,17 +22,20 @@ MAX_BATCH_PAIRS = 4096
 
 
 class Request(Protocol):
-    """A call that somebody waits for.
+    """A call that somebody waits for."""
 
-    Attributes:
-        call: what to execute.
-        origin: the session it came from; sessions take turns.
-        arrived: time.perf_counter() when it was complete.
-    """
+    @property
+    def call(self) -> ExecuteCall: ...
 
-    call: ExecuteCall
-    origin: Hashable
-    arrived: float
+    @property
+    def origin(self) -> Hashable:
+        """The session it came from; sessions take turns."""
+        ...
+
+    @property
+    def arrived(self) -> float:
+        """time.perf_counter() when it was complete."""
+        ...
 
     def respond(self, outcome: ExecuteResult | TitanError, queue_us: int) -> None:
         """Answer, once, saying how long the request waited. Returns at once and never raises."""

@@ -28,6 +28,7 @@ SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 5_000),  # a stranger who trickles bytes is cut
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
@@ -53,8 +54,9 @@ class WorkerServer:
     ) -> None:
         self._service, self._mlx = service, mlx_thread
         self._trust = WorkerTrust(credentials, self._expel)
+        self._handlers = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="titan-rpc")
         self._server = grpc.server(
-            ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="titan-rpc"),
+            self._handlers,
             interceptors=[self._trust.gate],
             options=SERVER_OPTIONS,
         )
@@ -82,6 +84,7 @@ class WorkerServer:
         self._service.drain(LANES_DRAIN_S)
         finished = self._mlx.close(DRAIN_S)
         self._server.stop(grace=1.0).wait(DRAIN_S)
+        self._handlers.shutdown(wait=False)
         self._trust.close()
         if not finished:
             log.warning("a request was still running at the end", waited_s=DRAIN_S)

@@ -11,11 +11,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from titan.common.arrays import COMPUTE_DTYPES
-from titan.common.errors import ClusterError, SessionUnknown, WireError, WorkerBadReply, WorkerDraining, WorkerRefused
+from titan.common.errors import (
+    ClusterError,
+    SessionUnknown,
+    WireError,
+    WorkerBadReply,
+    WorkerDraining,
+    WorkerOverloaded,
+    WorkerRefused,
+    WorkerTimeout,
+)
 from titan.common.wire.messages import MAX_PAIRS, MAX_ROWS, ExecuteCall
 
 U32 = np.dtype("<u4")
 MAX_FAILURE_CHARACTERS = 1000
+_FAILURES: dict[str, type[ClusterError]] = {  # by TitanError.code
+    "session_unknown": SessionUnknown,
+    "worker_draining": WorkerDraining,
+    "worker_overloaded": WorkerOverloaded,
+    "worker_timeout": WorkerTimeout,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +109,7 @@ def checked_outputs(outputs: bytes | memoryview, call: ExecuteCall, *, dtype: st
 
 def failure_error(worker: str, call: ExecuteCall, code: str, message: str) -> ClusterError:
     """The named error behind a worker's refusal of `call`."""
-    kinds: dict[str, type[ClusterError]] = {"session_unknown": SessionUnknown, "worker_draining": WorkerDraining}
-    kind = kinds.get(code, WorkerRefused)
+    kind = _FAILURES.get(code, WorkerRefused)
     return kind(f"worker {worker} did not execute layer {call.layer}: {message[:MAX_FAILURE_CHARACTERS]}")
 
 

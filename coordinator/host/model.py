@@ -5,7 +5,7 @@ Runs on the engine's thread. Knows the plan's slots for node 0; not who else hol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,19 @@ class HostModel:
     Args:
         module: mlx-lm's model with hooks in place.
         hooks: by the model's layer number.
+        routers: the MoE layers' routers in the order they run: hidden states [N, D] -> logits [N, E].
         faults: where the hooks record what went wrong.
     """
 
-    def __init__(self, module: nn.Module, hooks: Mapping[int, TitanSwitchGLU], faults: Faults) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        hooks: Mapping[int, TitanSwitchGLU],
+        routers: Sequence[Callable[[mx.array], mx.array]],
+        faults: Faults,
+    ) -> None:
         self.module = module
+        self.routers = routers
         self._hooks = hooks
         self._faults = faults
         self._recorder: Recorder | None = None
@@ -132,17 +140,19 @@ def load_host_model(checkpoint: Checkpoint, dtype: str) -> HostModel:
         ) from error
     faults = Faults()
     hooks: dict[int, TitanSwitchGLU] = {}
+    routers: list[Callable[[mx.array], mx.array]] = []
     for spec in checkpoint.shape.layers:
         parent_path, _, name = spec.module_path.rpartition(".")
         parent = _descend(module, parent_path)
         hooks[spec.index] = TitanSwitchGLU(spec.index, faults)
         setattr(parent, name, hooks[spec.index])
+        routers.append(parent.gate)
     if dtype == "float32":
         module.set_dtype(mx.float32)
     for _, array in tree_flatten(module.parameters()):
         mx.eval(array)  # one by one: the tensor as it is on disk and its conversion exist for one at a time
     mx.clear_cache()
-    return HostModel(module, hooks, faults)
+    return HostModel(module, hooks, routers, faults)
 
 
 def _descend(module: nn.Module, path: str) -> Any:

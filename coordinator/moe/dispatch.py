@@ -15,8 +15,9 @@ import mlx.core as mx
 import numpy as np
 
 from titan.common.arrays import COMPUTE_DTYPES, from_raw_bits, raw_bits
-from titan.common.errors import ClusterError
+from titan.common.errors import ClusterError, WorkerOverloaded
 from titan.common.experts import ExpertLayer
+from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.wire.messages import ExecuteCall, ExecuteResult, split_pairs
 from titan.coordinator.moe.choice import choose_nodes
 from titan.coordinator.moe.pairs import join, number_owners, used_rows
@@ -91,6 +92,7 @@ class Dispatcher:
         self.exchange = exchange or Exchange()
         self.costs = costs
         self.executed = Executed()
+        self.prefetcher: Prefetcher | None = None
         self._layers = layers
         self._workers = workers
         self._hidden_size = hidden_size
@@ -102,7 +104,8 @@ class Dispatcher:
         local = self._layers[layer]
         x2 = x.reshape(-1, x.shape[-1])
         index2 = indices.reshape(-1, indices.shape[-1])
-        self._synchronise(x2, index2)
+        prefetcher = self.prefetcher
+        self._synchronise(x2, index2, () if prefetcher is None else prefetcher.lookout(layer, x2))
         experts = np.array(index2)
         if self.exchange.overdue:
             self._set_aside(self.exchange.settle_overdue())
@@ -112,15 +115,17 @@ class Dispatcher:
             y = local.run_rows(x2, experts)
         else:
             y = self._execute_split(layer, local, x2, experts, owners)
+        if prefetcher is not None:
+            prefetcher.routed(layer, experts)
         return y.reshape(*indices.shape, x.shape[-1])
 
     def executed_at_home(self, pairs: int) -> None:
         self.executed.local += pairs
 
-    def _synchronise(self, x: mx.array, indices: mx.array) -> None:
+    def _synchronise(self, x: mx.array, indices: mx.array, more: Sequence[mx.array]) -> None:
         """Materialise what this layer needs, and with it everything lazy that earlier layers still read slots for."""
         pending = [layer for layer in self._layers.values() if layer.unevaluated is not None]
-        mx.eval(x, indices, *(layer.unevaluated for layer in pending))
+        mx.eval(x, indices, *more, *(layer.unevaluated for layer in pending))
         for layer in pending:
             layer.forget_unevaluated()
 
@@ -262,8 +267,11 @@ class Dispatcher:
         return answered, failed
 
     def _set_aside(self, failed: list[Failed]) -> None:
-        """Stop using the sessions that failed, and those whose worker has said that it is leaving."""
-        errors = {id(f.outstanding.transport): f.error for f in failed}
+        """Stop using the sessions that failed, and those whose worker has said that it is leaving.
+
+        A worker that says it has too much to do has not failed: it is asked again in the next layer.
+        """
+        errors = {id(f.outstanding.transport): f.error for f in failed if not isinstance(f.error, WorkerOverloaded)}
         for worker in self._workers:
             state = worker.ready
             if state is not None and (error := errors.get(id(state.transport)) or state.transport.leaving) is not None:

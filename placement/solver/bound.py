@@ -7,7 +7,7 @@ from itertools import pairwise
 from titan.placement.evaluate import Evaluator
 from titan.placement.solver.classes import WorkerClass, usable_bytes
 from titan.placement.solver.dual import Dual, Group, solve_dual
-from titan.placement.solver.layer_bound import LayerBound
+from titan.placement.solver.layer_bound import INTERVALS, LayerBound
 from titan.placement.solver.outcome import Outcomes
 
 FEW_KINDS = 4
@@ -34,10 +34,11 @@ def lower_bound(evaluator: Evaluator, classes: list[WorkerClass], deadline: floa
     deep = [outcomes.deep(costs, tail) for tail in [*tails, []]]
     kinds = layer_kinds(evaluator)
     steps = _replica_steps(problem.num_experts, fine=len(kinds) <= FEW_KINDS) if len(workers) > 1 else [(0, 0), (1, 1)]
+    intervals = INTERVALS if len(kinds) <= FEW_KINDS else INTERVALS // 2
     groups = []
     for (_, size), layers in kinds.items():
         weights = evaluator.weights[layers[0]]
-        table = LayerBound(weights, outcomes, problem.top_k, len(workers), deep, steps, problem.sync_s)
+        table = LayerBound(weights, outcomes, problem.top_k, len(workers), deep, steps, problem.sync_s, intervals)
         groups.append(Group(table, len(layers), size))
     capacity = [float(usable_bytes(problem, 0)), *(float(c.capacity_bytes) for c in classes)]
     dual = solve_dual(groups, capacity, deadline)

@@ -65,7 +65,8 @@ def solve_dual(groups: list[Group], capacity: list[float], deadline: float) -> D
     for kind, group in enumerate(groups):
         for column in _first(kind, group, len(capacity)):
             master.add(column)
-    best_bound, best_prices = -np.inf, np.zeros(len(capacity))
+    best_prices = np.zeros(len(capacity))
+    best_bound = sum(g.layers * cheapest(g.table, best_prices, kind)[0] for kind, g in enumerate(groups))
     usage = np.zeros(0)
     for _ in range(MAX_ROUNDS):
         usage, prices, duals = master.run()

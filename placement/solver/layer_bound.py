@@ -27,7 +27,7 @@ from titan.placement.routing import prefix_polynomials
 from titan.placement.solver.outcome import Outcomes
 
 Floats = NDArray[np.float64]
-INTERVALS = 16
+INTERVALS = 16  # of the weight at workers, in the bound for unequal weights; fewer are looser and faster
 
 
 class LayerBound:
@@ -35,8 +35,8 @@ class LayerBound:
 
     Args:
         weights: routing weights of the layer's experts, any order.
-        deep: per level but the first, [K + 1] least seconds when k selected experts are at this level or deeper; the
-            levels are the classes of workers, nearest first, then no memory.
+        deep: per level but the first, [r, k] least seconds when r selected experts are not at home and k of them at
+            this level or deeper; the levels are the classes of workers, nearest first, then no memory.
         replica_steps: how finely replicas are told apart: (least extra slots, extra slots assumed).
     """
 
@@ -49,9 +49,10 @@ class LayerBound:
         deep: list[Floats],
         replica_steps: list[tuple[int, int]],
         sync_s: float,
+        intervals: int = INTERVALS,
     ) -> None:
         self.weights = np.sort(weights)[::-1]
-        self.out, self.top_k, self.workers = outcomes, top_k, workers
+        self.out, self.top_k, self.workers, self.intervals = outcomes, top_k, workers, intervals
         self.experts = len(weights)
         self.whole_s = float(outcomes.least[0, 0])
         head = prefix_polynomials(self.weights, top_k)
@@ -151,19 +152,22 @@ class LayerBound:
         table = joint
         finite_read = float(np.min(out.read[1:], initial=np.inf))
         caps = {finite_read, min(finite_read, max(out.home[top_k], 1.2 * out.remote[top_k]))}
-        for cap in sorted(c for c in caps if np.isfinite(c)):
-            spread = self._spread(extra, cap)
+        finite = sorted(c for c in caps if np.isfinite(c))
+        for cap, spread in zip(finite, self._spread(extra, finite), strict=True):
             later = np.maximum(out.home[1] + out.stall - cap, 0.0)
             later[0] = 0.0
             table = np.maximum(table, spread[:, None] + (self.tail_counts @ later)[None, :])
         return self._mask(table.copy())
 
-    def _spread(self, extra: int, cap: float) -> Floats:
-        """[a]: bound on E[min(cost, cap)] when a experts are at workers: the integral of 1 - P(cost <= t) up to cap."""
+    def _spread(self, extra: int, caps: list[float]) -> list[Floats]:
+        """Per cap [a]: bound on E[min(cost, cap)], a experts at workers: the integral of 1 - P(cost <= t) to cap."""
+        if not caps:
+            return []
         top_k, out, experts = self.top_k, self.out, self.experts
         kappa_times = out.first_s + out.pair_s * np.arange(1, top_k + 1)
-        ends = np.unique(np.clip(np.concatenate([[0.0], out.split.ravel(), kappa_times, [cap]]), 0.0, cap))
-        starts, width = ends[:-1], np.diff(ends)
+        ends = np.unique(np.clip(np.concatenate([[0.0], out.split.ravel(), kappa_times, caps]), 0.0, caps[-1]))
+        starts = ends[:-1]
+        widths = [np.where(starts < cap, np.diff(ends), 0.0) for cap in caps]
         kappa = (kappa_times[None, :] <= starts[:, None] * (1 + 1e-12)).sum(axis=1)
         allowed = (out.split[None] <= starts[:, None, None] * (1 + 1e-12)).astype(np.float64)  # [t, r, f]
         heavy = np.concatenate([[0.0], np.cumsum(self.weights)])
@@ -171,31 +175,33 @@ class LayerBound:
         whole, sizes, powers = heavy[-1], np.arange(experts + 1), np.arange(top_k + 1)
         factorial = np.array([math.factorial(k) for k in powers], dtype=np.float64)
         comb = np.array([[math.comb(n, k) for k in powers] for n in sizes], dtype=np.float64)
-        best = np.full(experts + 1, np.inf)
-        for i in range(INTERVALS):
-            low = light * (heavy / np.maximum(light, 1e-300)) ** ((i / INTERVALS) ** 2)
-            high = light * (heavy / np.maximum(light, 1e-300)) ** (((i + 1) / INTERVALS) ** 2)
+        best = [np.full(experts + 1, np.inf) for _ in caps]
+        fits = np.zeros(0)
+        for i in range(self.intervals):
+            low = light * (heavy / np.maximum(light, 1e-300)) ** ((i / self.intervals) ** 2)
+            high = light * (heavy / np.maximum(light, 1e-300)) ** (((i + 1) / self.intervals) ** 2)
             flexible = np.minimum(1.0, heavy[min(extra, experts)] / np.maximum(low, 1e-300))
-            packed = _packed(self.workers, top_k, flexible)  # [a, kappa, r]
+            if extra or not i:
+                fits = _packed(self.workers, top_k, flexible)[:, kappa]  # [a, t, r]
             at_home = whole - np.minimum(low, whole)
             movable = np.minimum(heavy[min(extra, experts)], at_home)
             average = (at_home - movable) / np.maximum(experts - sizes, 1)
             home = comb[experts - sizes] * average[:, None] ** powers[None, :]
             remote = high[:, None] ** powers[None, :] / factorial[None, :] / self.total  # [a, r]
-            fits = packed[:, kappa]  # [a, t, r]
             below = np.zeros((experts + 1, len(starts)))
             for f in powers if extra else powers[:1]:
                 joint = remote[:, : top_k + 1 - f] * home[:, : top_k + 1 - f][:, ::-1]
                 joint = joint * (movable[:, None] ** f / factorial[f])
                 below += np.einsum("ar,atr,tr->at", joint, fits[:, :, : top_k + 1 - f], allowed[:, : top_k + 1 - f, f])
-            best = np.minimum(best, np.maximum(0.0, 1.0 - below) @ width)
+            above = np.maximum(0.0, 1.0 - below)
+            best = [np.minimum(b, above @ width) for b, width in zip(best, widths, strict=True)]
         return best
 
     def _chain(self, deep: list[Floats], between: Floats, tail: Floats, head: Floats) -> list[Floats]:
         """Per level i >= 1, [u, d]: what d experts at levels >= i add to `chain_base[u]`, u not being at home.
 
-        With k of the d and r of the u selected, the levels before cost at most max(base(r), deep_{i-1}(r)); only what
-        deep_i(k) has above that is counted, so the levels' parts add up.
+        With k of the d and r of the u selected, the levels before bring the cost to deep_{i-1}(r, r) at most; only what
+        deep_i(r, k) has above that is counted, so the levels' parts add up.
         """
         top_k, experts = self.top_k, self.experts
         tables, reached = [], self.out.least[:, 0].copy()
@@ -203,12 +209,12 @@ class LayerBound:
             table = np.zeros((experts + 1, experts + 1))
             for k in range(1, top_k + 1):
                 for r in range(k, top_k + 1):
-                    gain = times[k] - reached[r]
+                    gain = times[r, k] - reached[r]
                     if gain > 0:
                         rest = head[::-1, top_k - r] * (gain / self.total)
                         table += between[:, :, r - k] * tail[None, :, k] * rest[:, None]
             tables.append(np.where(np.tri(experts + 1, dtype=bool), table, np.inf))
-            reached = np.maximum(reached, times)
+            reached = np.maximum(reached, np.diagonal(times))
         return tables
 
 

@@ -50,11 +50,22 @@ class Outcomes:
                             self.read[r] = min(self.read[r], cost)
 
     def deep(self, costs: Costs, workers: list[int]) -> Floats:
-        """[K + 1]: least seconds when k selected experts are held by `workers` alone: each runs there or is read."""
+        """[K + 1, K + 1]: least seconds when r selected experts are not on node 0 and k of them on `workers` alone.
+
+        Any of them may be read instead, any of node 0's may have a replica. Without workers the k are in no memory.
+        """
         top_k = len(self.home) - 1
         run = _water_fill(costs, workers, top_k)
-        out = [min(max(run[k - m], self.home[m]) + self.stall[m] for m in range(k + 1)) for k in range(top_k + 1)]
-        return np.maximum.accumulate(np.array(out))
+        out = np.full((top_k + 1, top_k + 1), np.inf)
+        for r in range(top_k + 1):
+            moved = np.arange(top_k - r + 1)[None, None, :]
+            for k in range(r + 1):
+                deep_reads, other_reads = np.arange(k + 1)[:, None, None], np.arange(r - k + 1)[None, :, None]
+                reads = deep_reads + other_reads
+                away = r - reads + moved
+                span = np.maximum(np.maximum(self.home[top_k - away], self.remote[away]), run[k - deep_reads])
+                out[r, k] = np.min(span + self.stall[reads])
+        return out
 
 
 def _water_fill(costs: Costs, workers: list[int], top_k: int) -> Floats:

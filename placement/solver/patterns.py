@@ -47,7 +47,9 @@ def construct(
             if time.monotonic() > deadline and len(costed) > 2:
                 break
         options.append(costed)
-    counts = _mix(evaluator, classes, kinds, options, max(1.0, min(6.0, deadline - time.monotonic())))
+    counts = _mix(
+        evaluator, classes, kinds, options, max(1.0, min(6.0 if effort > 1 else 1.5, deadline - time.monotonic()))
+    )
     builder = Builder(evaluator, classes, shares)
     chosen: list[tuple[int, Pattern]] = []
     for ((_, _), layers), costed, taken in zip(kinds, options, counts, strict=True):

@@ -13,6 +13,7 @@ from titan.common.security import cli as certs_cli
 from titan.coordinator import calibrate_cli, enroll_cli
 from titan.coordinator.bench import cli as bench_cli
 from titan.coordinator.demo import cli as demo_cli
+from titan.coordinator.doctor import cli as doctor_cli
 
 app = typer.Typer(
     help="Run Mixture-of-Experts models on the Macs you own.",
@@ -31,7 +32,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
-for package in (demo_cli, hosts_cli, certs_cli, registry_cli, pack_cli, calibrate_cli, enroll_cli):
+for package in (demo_cli, hosts_cli, certs_cli, registry_cli, pack_cli, calibrate_cli, enroll_cli, doctor_cli):
     package.register(app)
 bench_cli.register_bench(bench)
 

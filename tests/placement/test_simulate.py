@@ -130,7 +130,7 @@ def test_replay_agrees_with_the_prediction_on_independent_rows() -> None:
     assert run.local > run.remote > 0
     assert run.steps == 1_500
     greedy = replay_plan(plan, problem, synthetic_trace(HEADER, 1_500, seed=9), evict_s=0.0)
-    assert greedy.step_s > 1.05 * run.step_s  # reading what a worker holds evicts what is needed later
+    assert greedy.step_s > 1.01 * run.step_s  # reading what a worker holds evicts what is needed later
 
 
 def test_replay_of_steps_with_several_rows_counts_every_pair() -> None:

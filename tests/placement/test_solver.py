@@ -135,6 +135,16 @@ def test_small_skewed_problems_are_solved_to_the_optimum(seed: int) -> None:
     assert plan.lower_bound_s <= best * (1 + 1e-4)
 
 
+def test_energy_and_traffic_move_work_to_the_frugal_node() -> None:
+    problem = problem_of(0.4, (0.5, 5e-4), (0.5, 5e-4), activation_bytes=1000)
+    hungry, frugal = (replace(problem.nodes[i], power_w=p, bandwidth_bytes_s=1e9) for i, p in ((1, 80.0), (2, 2.0)))
+    nodes = (problem.nodes[0], hungry, frugal)
+    plan = solve(replace(problem, nodes=nodes, energy_weight=0.05, traffic_weight=0.1))
+    assert sum(map(len, plan.held_by(2))) > 1.5 * sum(map(len, plan.held_by(1)))
+    assert plan.gap is not None
+    assert plan.gap >= 0
+
+
 def test_deterministic_for_a_seed() -> None:
     problem = problem_of(0.4, (0.3, 5e-4), (0.4, 7e-4))
     assert solve(problem, seed=3) == solve(problem, seed=3)

@@ -1,0 +1,192 @@
+"""The prefetcher: at every layer it asks predictors about layers ahead and reads what pays, or stays silent.
+
+Predictors are scored in the shadow on some of the steps, whether or not anything is read, so that silence can end.
+Belongs to the thread that owns MLX. Changes which experts are in memory early, never which are executed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from titan.common.experts import ExpertLayer
+from titan.common.prediction import PredictionScore, Predictor, Routing
+from titan.common.prefetch.budget import Costs, prefetch_gain
+from titan.common.prefetch.measures import Measures
+
+__all__ = ["Choice", "Prefetcher"]
+
+MAX_PREFETCH = 8  # experts a layer (m)
+MAX_ROWS = 8  # a step of more rows is a prompt: it needs every expert anyway
+SHADOW_EVERY = 8  # steps
+LEARNING_STEPS = 64  # at first every step is scored
+CHOOSE_EVERY = 16  # steps
+MEMORY = 0.9  # of the scores, each time a choice is made
+
+Router = Callable[[mx.array], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is done for one layer: read the first m absent experts that a predictor names; seconds it should gain."""
+
+    predictor: Predictor
+    m: int
+    gain_s: float
+
+
+@dataclass(slots=True)
+class _Guess:
+    predictor: int
+    ranked: list[int]
+    absent: list[int]
+
+
+class Prefetcher:
+    """Prefetch over the MoE layers of one model.
+
+    Args:
+        layers: in the order they run.
+        predictors: candidates; each layer uses the one that gains most, if any gains.
+        readers: width of the pool that the layers read with (w).
+        routers: layer position -> its router, for predictors that probe; hidden states [N, D] -> logits [N, E].
+        forced: read this many whatever the condition says (to measure what it is worth).
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[ExpertLayer],
+        predictors: Sequence[Predictor],
+        readers: int,
+        *,
+        routers: Mapping[int, Router] | None = None,
+        forced: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.measures = Measures(readers)
+        self.choices: list[Choice | None] = [None] * len(layers)
+        self.scores = [[PredictionScore(2 * MAX_PREFETCH) for _ in predictors] for _ in layers]
+        self.steps = 0
+        self._layers = layers
+        self._positions = {layer.buffers.layer.index: i for i, layer in enumerate(layers)}
+        self._predictors = predictors
+        self._routers = routers or {}
+        self._forced = forced
+        self._clock = clock
+        self._guesses: list[list[_Guess]] = [[] for _ in layers]
+        self._resident: list[frozenset[int]] = [frozenset()] * len(layers)
+        self._probes: dict[int, mx.array] = {}
+        self._own: mx.array | None = None
+        self._last: float | None = None
+        self._stalled = [(0.0, 0.0, 0)] * len(layers)
+        if forced is not None and predictors:
+            self.choices = [Choice(predictors[0], forced, 0.0) for _ in layers]
+
+    def lookout(self, index: int, x: mx.array) -> list[mx.array]:
+        """Arrays to evaluate together with a layer's indices; x: [N, D]. Call `routed` afterwards."""
+        self._probes, self._own = {}, None
+        if x.shape[0] > MAX_ROWS:
+            return []
+        position = self._positions[index]
+        for predictor in self._predictors:
+            ahead = (position + predictor.depth) % len(self._layers)
+            if not (self._shadow or self._chosen(ahead) is predictor):
+                continue
+            if predictor.needs_probe and predictor.depth not in self._probes and ahead in self._routers:
+                self._probes[predictor.depth] = self._routers[ahead](x).astype(mx.float32).sum(axis=0)
+            if predictor.needs_probabilities and self._own is None and position in self._routers:
+                self._own = mx.softmax(self._routers[position](x).astype(mx.float32), axis=-1).sum(axis=0)
+        return [*self._probes.values(), *([] if self._own is None else [self._own])]
+
+    def routed(self, index: int, experts: np.ndarray) -> None:
+        """A layer has routed [N, K] and what it needed is in memory: learn from it, read ahead."""
+        if experts.shape[0] > MAX_ROWS:
+            self._last = None
+            return
+        position = self._positions[index]
+        chosen: list[int] = list(dict.fromkeys(experts.reshape(-1).tolist()))
+        self._measure(position)
+        self._score(position, chosen)
+        own = None if self._own is None else np.array(self._own)
+        probes = {depth: np.array(logits) for depth, logits in self._probes.items()}
+        for predictor in self._predictors:
+            predictor.observe(position, Routing(chosen, own, probes.get(predictor.depth)))
+        for depth in {p.depth for p in self._predictors}:
+            self._look_ahead((position + depth) % len(self._layers), depth)
+        if position == len(self._layers) - 1:
+            self.steps += 1
+            if self._forced is None and self.steps % CHOOSE_EVERY == 0:
+                self._choose()
+        self._last = self._clock()
+
+    @property
+    def _shadow(self) -> bool:
+        return self.steps < LEARNING_STEPS or self.steps % SHADOW_EVERY == 0
+
+    def _chosen(self, position: int) -> Predictor | None:
+        choice = self.choices[position]
+        return None if choice is None else choice.predictor
+
+    def _measure(self, position: int) -> None:
+        counts = self._layers[position].table.counts
+        stall, late, misses = counts.stall_s, counts.late_s, counts.misses
+        before = self._stalled[position]
+        self._stalled[position] = (stall, late, misses)
+        flying = sum(len(layer.incoming) for layer in self._layers if layer.incoming is not None)
+        waited = (stall - before[0]) - (late - before[1])
+        if misses > before[2] and waited > 0:
+            self.measures.add_demand(waited, misses - before[2], flying)
+        if self._last is not None:
+            took = self._clock() - self._last - (stall - before[0])
+            if took > 0:
+                self.measures.add_layer(took, flying)
+
+    def _score(self, position: int, chosen: list[int]) -> None:
+        if not self._guesses[position]:
+            return
+        wanted = set(chosen)
+        would_miss = wanted - self._resident[position]
+        for guess in self._guesses[position]:
+            self.scores[position][guess.predictor].add(guess.ranked, guess.absent, wanted, would_miss)
+        self._guesses[position] = []
+
+    def _look_ahead(self, ahead: int, depth: int) -> None:
+        choice = self.choices[ahead]
+        layer = self._layers[ahead]
+        acting = choice is not None and choice.m > 0 and choice.predictor.depth == depth
+        if layer.incoming is None or layer.whole or not (self._shadow or acting):
+            return
+        resident = layer.table.slots
+        if not self._guesses[ahead]:
+            self._resident[ahead] = frozenset(resident)
+        top = 2 * MAX_PREFETCH
+        for number, predictor in enumerate(self._predictors):
+            mine = acting and choice is not None and predictor is choice.predictor
+            if predictor.depth != depth or not (self._shadow or mine):
+                continue
+            ranked: list[int] = predictor.rank(ahead)[:top].tolist()
+            absent = [e for e in ranked if e not in self._resident[ahead]]
+            self._guesses[ahead].append(_Guess(number, ranked, absent))
+            if mine and choice is not None:
+                start = self._clock()
+                begun = layer.incoming.begin(absent[: choice.m], keep=frozenset(ranked))
+                if begun:
+                    self.measures.submit.add((self._clock() - start) / len(begun))
+
+    def _choose(self) -> None:
+        """Per layer the predictor and the m that gain most by (9); none where nothing gains."""
+        measures = self.measures
+        costs = Costs(measures.fetch_s, measures.layer_s, measures.useless_s, measures.readers)
+        for position, scores in enumerate(self.scores):
+            best: Choice | None = None
+            for predictor, score in zip(self._predictors, scores, strict=True):
+                m, gain = prefetch_gain(score.chances()[:MAX_PREFETCH].tolist(), predictor.depth, costs)
+                if m and (best is None or gain > best.gain_s):
+                    best = Choice(predictor, m, gain)
+                score.decay(MEMORY)
+            self.choices[position] = best

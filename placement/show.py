@@ -1,0 +1,122 @@
+"""Plans for people and programs: tables, the JSON report, files. Knows finished plans, nothing of the search."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from titan.common.errors import ConfigError
+from titan.common.units import format_bytes, format_seconds
+from titan.placement.plan import Plan
+from titan.placement.values import Prediction
+
+__all__ = ["plan_report", "show_plan", "write_file"]
+
+
+def plan_report(plan: Plan) -> dict[str, object]:
+    """What `titan plan --json` prints: times in seconds, sizes in bytes."""
+    return {
+        "fingerprint": plan.fingerprint,
+        "layers": len(plan.layers),
+        "num_experts": plan.num_experts,
+        "top_k": plan.top_k,
+        "nodes": [
+            {
+                "name": node.name,
+                "address": node.address,
+                "memory_bytes": node.memory_bytes,
+                "used_bytes": plan.bytes_on(i),
+                "experts": sum(map(len, held)),
+                "layers": sum(1 for row in held if row),
+                "whole_layers": sum(len(row) == plan.num_experts for row in held),
+                "round_trip_s": node.round_trip_s,
+            }
+            for i, node in enumerate(plan.nodes)
+            for held in [plan.held_by(i)]
+        ],
+        "predicted": None if plan.predicted is None else _prediction(plan.predicted),
+        "baselines": {name: _prediction(p) for name, p in plan.baselines.items()},
+        "lower_bound": plan.lower_bound_s,
+        "gap": plan.gap,
+        "advice": list(plan.advice),
+    }
+
+
+def _prediction(p: Prediction) -> dict[str, object]:
+    return {
+        "step_s": p.step_s,
+        "attention_s": p.attention_s,
+        "sync_s": p.sync_s,
+        "compute_s": p.compute_s,
+        "round_trip_s": p.round_trip_s,
+        "stall_s": p.stall_s,
+        "tokens_per_s": {str(rows): rate for rows, rate in p.tokens_per_s},
+    }
+
+
+def show_plan(plan: Plan, console: Console) -> None:
+    """Tables of nodes and predictions, the gap, and the advice."""
+    table = Table(title="nodes", title_justify="left")
+    for column in ("node", "address", "round trip", "experts", "of layers", "whole", "memory used", "of"):
+        table.add_column(column, justify="left" if column in ("node", "address") else "right")
+    for i, node in enumerate(plan.nodes):
+        held = plan.held_by(i)
+        table.add_row(
+            node.name,
+            node.address or "",
+            format_seconds(node.round_trip_s) if i else "",
+            str(sum(map(len, held))),
+            str(sum(1 for row in held if row)),
+            str(sum(len(row) == plan.num_experts for row in held)),
+            format_bytes(plan.bytes_on(i)),
+            format_bytes(node.memory_bytes),
+        )
+    console.print(table)
+    if plan.predicted is not None:
+        console.print(_predictions(plan, plan.predicted))
+    if plan.gap is not None and plan.lower_bound_s is not None:
+        console.print(
+            f"No placement on these nodes has a step below {format_seconds(plan.lower_bound_s)}: "
+            f"this plan is within {plan.gap:.1%} of the best.",
+            soft_wrap=True,
+        )
+    for sentence in plan.advice:
+        console.print(f"- {sentence}", soft_wrap=True)
+
+
+def _predictions(plan: Plan, predicted: Prediction) -> Table:
+    table = Table(title="predicted", title_justify="left")
+    rates = [rows for rows, _ in predicted.tokens_per_s]
+    heads = ["placement", "step", "attention", "sync", "compute", "round trips", "SSD stall"]
+    heads += [f"tokens/s at batch {rows}" for rows in rates] + ["÷ plan"]
+    for column in heads:
+        table.add_column(column, justify="left" if column == "placement" else "right")
+    for name, p in (("this plan", predicted), *plan.baselines.items()):
+        parts = (p.step_s, p.attention_s, p.sync_s, p.compute_s, p.round_trip_s, p.stall_s)
+        speeds = [f"{rate:.1f}" for _, rate in p.tokens_per_s]
+        table.add_row(
+            name.replace("_", " "), *(format_seconds(x) for x in parts), *speeds, f"{p.step_s / predicted.step_s:.2f}"
+        )
+    return table
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises ConfigError: the folder cannot be written."""
+    temporary: str | None = None
+    try:
+        fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}-", dir=path.parent)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror or error})", "check the folder") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
