@@ -140,15 +140,17 @@ class LaneSocket:
             self._spare.append(frame.buffer)
 
     def wait_for_frame(self, deadline: float) -> Frame:
-        """Block until one frame is there; for the opening of a lane, when nothing else is expected.
+        """Block until one frame is there, when nothing else is expected: for openings and pings.
 
         Raises:
             WorkerTimeout: `deadline` (time.monotonic) passed. Otherwise as `receive`.
         """
         poller = select.poll()
         poller.register(self.fileno(), select.POLLIN)
-        while not (frames := self.receive()):
+        frames = self.receive() if self._incoming.pending else []  # what came with the handshake
+        while not frames:
             _wait(poller, deadline)
+            frames = self.receive()
         if len(frames) > 1:
             raise WireError(f"{len(frames)} frames came where one was due")
         return frames[0]

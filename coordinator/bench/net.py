@@ -1,7 +1,8 @@
 """Round trips over loopback: lane, gRPC, a bare TLS socket and a bare TCP socket, interleaved in one run.
 
-Lane and gRPC go through the coordinator's own exchange to a worker that echoes: one row out, one row back. The bare
-sockets carry as many bytes and do nothing else. The two ends are two processes.
+`lane` is a frame there and back. `lane_execute` and `grpc` are calls of one row that come back as one row: through the
+coordinator's exchange, the checks of both sides, the worker's queue and its MLX thread. The bare sockets carry as many
+bytes and do nothing else. The two ends are two processes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from titan.coordinator.remote.transport import Transport
 ECHO = (sys.executable, "-m", "titan.worker.echo")
 WORKER = "echo"
 SIZES_BYTES = (4096, 8192, 16384)
-VARIANTS = ("lane", "grpc", "tls_socket", "tcp_socket")
+VARIANTS = ("lane", "lane_execute", "grpc", "tls_socket", "tcp_socket")
 BATCH = 25  # round trips of one variant before the next has its turn
 WARM_UP = 50
 DEADLINE_S = 10.0
@@ -126,10 +127,12 @@ def _ways(stack: ExitStack, address: str, ports: dict, credentials: Credentials,
         sort=False,
         deadline_s=DEADLINE_S,
     )
+    payload = bytes(size)
     tls = _connect(stack, int(ports["tls_port"]), context)
     tcp = _connect(stack, int(ports["tcp_port"]), None)
     return {
-        "lane": _by_transport(lane, call),
+        "lane": lambda: lane.ping(payload, DEADLINE_S),
+        "lane_execute": _by_transport(lane, call),
         "grpc": _by_transport(grpc, call),
         "tls_socket": _by_socket(tls, size),
         "tcp_socket": _by_socket(tcp, size),

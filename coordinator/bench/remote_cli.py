@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -10,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from titan.common.errors import ConfigError
+from titan.common.log import setup_logging
+from titan.deploy import DEMO_MODEL
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -17,6 +21,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def register_bench(app: typer.Typer) -> None:
     """Mount the commands under `titan bench`."""
     app.command("net")(net_command)
+    app.command("layer")(layer_command)
 
 
 def net_command(
@@ -52,3 +57,39 @@ def net_command(
         cells = [f"{f.p50_us[name]:.1f} / {f.p95_us[name]:.1f}" for name in VARIANTS]
         table.add_row(str(f.payload_bytes), *cells, f"{f.ratio:.2f}")
     Console().print(table)
+
+
+def layer_command(
+    model: Annotated[Path, typer.Option(help="Checkpoint to measure; the demo model by default.")] = DEMO_MODEL,
+    repeats: Annotated[int, typer.Option(min=4, max=100_000, help="Layers over each transport.")] = 400,
+    decode: Annotated[int, typer.Option(min=0, max=10_000, help="Tokens to decode over two workers; 0: none.")] = 64,
+    runs: Annotated[int, typer.Option(min=1, max=100, help="Decoding runs over each transport.")] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """What one remote layer costs, part by part, over the lane and over gRPC; and decoding over both."""
+    from titan.coordinator.bench.layer import PARTS, bench_decode, bench_layer  # loads MLX
+
+    setup_logging("text", "ERROR")
+    with Console(stderr=True).status("starting workers") as status:
+        layers = bench_layer(model, repeats, status.update)
+        decoded = bench_decode(model, decode, runs, status.update) if decode else None
+    if as_json:
+        figures = {f.transport: asdict(f) for f in layers}
+        typer.echo(json.dumps(figures | {"decode": asdict(decoded) if decoded else None}))
+        return
+    table = Table(title=f"one remote layer of {model.name}, one row, one worker on loopback; medians in µs")
+    for column in ("transport", "total", *PARTS, "bare wire", "beyond compute and bare wire"):
+        table.add_column(column, justify="left" if column == "transport" else "right")
+    for f in layers:
+        cells = [f"{f.total_us:.0f}", *(f"{f.parts_us[part]:.0f}" for part in PARTS)]
+        table.add_row(f.transport, *cells, f"{f.bare_wire_us:.0f}", f"{f.beyond_us:.0f}")
+    console = Console()
+    console.print(table)
+    if decoded is not None:
+        console.print(
+            f"decoding {decoded.tokens} tokens, {decoded.layers} layers, two workers: "
+            f"lane {decoded.us_a_layer['lane']:.0f} µs a layer ({decoded.tokens_per_s['lane']:.1f} tokens/s), "
+            f"gRPC {decoded.us_a_layer['grpc']:.0f} µs ({decoded.tokens_per_s['grpc']:.1f} tokens/s); "
+            f"the lane saves {decoded.saved_us:.0f} µs a layer, {decoded.ratio:.2f} times as fast; "
+            f"tokens {'identical' if decoded.identical else 'DIFFER'}"
+        )

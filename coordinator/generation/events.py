@@ -39,8 +39,11 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """Tokens of a request; `cached_tokens` of the prompt were not run, their KV was known."""
+
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from titan.coordinator.generation.grammar import Grammars
+from titan.coordinator.generation.prompt_cache import PromptCache
 from titan.coordinator.generation.vocabulary import Vocabulary
 
 __all__ = ["DEFAULT_PREFILL_STEP_TOKENS", "LoadedModel", "ServedModel"]
@@ -35,6 +37,8 @@ class LoadedModel:
         lookahead: start the next step before the current token is read. It hides the host's work where a step
             runs wholly on the device; where every layer waits for its experts it brings nothing and costs a
             wasted step at the end of an answer.
+        kv_tokens: tokens that KV memory is planned for, all sequences together; None takes `context_tokens`.
+        prompt_cache: keeps the KV of prompts; None for not at all.
     """
 
     model: Callable[..., mx.array]
@@ -45,6 +49,13 @@ class LoadedModel:
     close: Callable[[], None]
     prefill_step_tokens: int = DEFAULT_PREFILL_STEP_TOKENS
     lookahead: bool = True
+    kv_tokens: int | None = None
+    prompt_cache: PromptCache | None = None
+
+    @property
+    def kv_budget_tokens(self) -> int:
+        """Never less than one request may need."""
+        return max(self.kv_tokens or 0, self.context_tokens)
 
 
 @dataclass(frozen=True)
@@ -55,3 +66,4 @@ class ServedModel:
     context_tokens: int
     tokenizer: TokenizerWrapper
     vocabulary: Vocabulary
+    grammars: Grammars

@@ -23,6 +23,10 @@ class Sampling:
         top_k: keep this many tokens; 0 keeps all.
         min_p: drop tokens less likely than this share of the likeliest; 0 drops none.
         seed: the same seed, request and model give the same tokens, whatever ran before; None draws a new one.
+        presence_penalty: taken off the logit of every token that the answer has; OpenAI's definition.
+        frequency_penalty: taken off as often as the answer has the token.
+        repetition_penalty: divides (or multiplies, below 0) the logits of tokens that prompt or answer have; 1 is off.
+        logit_bias: (token, added to its logit).
     """
 
     temperature: float = 1.0
@@ -30,12 +34,25 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name, low, high in (("temperature", 0.0, math.inf), ("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0)):
             value = getattr(self, name)
             if not (math.isfinite(value) and low <= value <= high):
                 raise InvalidRequest(f"{name} is {value}", f"give a number in {low:g}..{high:g}", param=name)
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise InvalidRequest(f"{name} is {getattr(self, name)}", "give a finite number", param=name)
+        if self.repetition_penalty <= 0:
+            raise InvalidRequest(
+                f"repetition_penalty is {self.repetition_penalty}", "give more than 0", param="repetition_penalty"
+            )
+        if not all(math.isfinite(value) for _, value in self.logit_bias):
+            raise InvalidRequest("logit_bias has a value that is not finite", "give numbers", param="logit_bias")
         if self.top_k < 0:
             raise InvalidRequest(f"top_k is {self.top_k}", "give 0 or more", param="top_k")
 
@@ -54,6 +71,7 @@ class GenerationRequest:
         sampling: how tokens are drawn.
         stop: strings that end the answer; they and what follows are not part of it.
         top_logprobs: None for no log-probabilities, otherwise how many alternatives come with each token (0..20).
+        grammar: what the answer has to be, in llguidance's terms; None for anything.
         request_id: names the request in logs.
     """
 
@@ -62,6 +80,7 @@ class GenerationRequest:
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
+    grammar: str | None = None
     request_id: str = "-"
 
     def __post_init__(self) -> None:

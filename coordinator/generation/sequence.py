@@ -9,9 +9,9 @@ from typing import Literal
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from titan.coordinator.generation.decode import Step
 from titan.coordinator.generation.events import TextDelta, TokenLogprob
 from titan.coordinator.generation.request import GenerationRequest
+from titan.coordinator.generation.step import Step
 from titan.coordinator.generation.stops import StopFilter
 
 __all__ = ["Sequence"]

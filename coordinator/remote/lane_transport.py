@@ -17,6 +17,7 @@ from titan.coordinator.remote.transport import Arrival
 from titan.proto.titan.v1 import worker_pb2 as pb
 
 _OPENING = frozenset({Kind.OPENED, Kind.FAILURE})
+FIRST_PING = 1 << 63
 
 
 class LaneTransport:
@@ -79,6 +80,19 @@ class LaneTransport:
     def release(self, arrival: Arrival) -> None:
         assert isinstance(arrival.payload, Frame)
         self._lane.release(arrival.payload)
+
+    def ping(self, payload: bytes, timeout_s: float) -> None:
+        """One frame there and back, nothing executed. For measuring, while no call is under way.
+
+        Raises:
+            WorkerTimeout: it did not come back in time. WorkerLost: the lane has ended.
+        """
+        header = frames.pack(Kind.PING, length=len(payload), request_id=FIRST_PING)
+        self._lane.send(frames.Parts((header, payload), len(header) + len(payload)))
+        frame = self._lane.wait_for_frame(time.monotonic() + timeout_s)
+        self._lane.release(frame)
+        if frame.header.kind != Kind.PONG or frame.header.length != len(payload):
+            raise WorkerBadReply(f"worker {self.worker} answered a ping with something else")
 
     def close(self) -> None:
         self._lane.close()

@@ -17,6 +17,7 @@ from titan.placement.routing import sample
 from titan.placement.solver.classes import usable_bytes
 
 ROWS = 300
+NEAR = 1.2  # a worker this much farther than those a layer uses anyway gets no copy of that layer
 HOME_SHARES = (0.0, 0.5, 1.0)
 Replicas = dict[tuple[int, int], list[int]]
 
@@ -73,13 +74,14 @@ def _copies(evaluator: Evaluator, layer: int, row: Ints, quota: list[int], home_
     home = [int(e) for e in order if row[e] == 0][: int(sum(quota) * home_share)]
     remote = [int(e) for e in order if row[e] > 0]
     load = np.array([float(weights[row == n].sum()) * evaluator.costs.pair_s[n] for n in range(len(quota))])
-    reach = np.array(evaluator.costs.base_s)
+    base = evaluator.costs.base_s
+    reach = NEAR * max(base[n] for n in np.unique(row[row > 0]))
     out: dict[int, list[int]] = {}
     for expert in [*home, *remote]:
-        open_ = [n for n in range(1, len(left)) if left[n] > 0 and n != row[expert]]
+        open_ = [n for n in range(1, len(left)) if left[n] > 0 and n != row[expert] and base[n] <= reach]
         if not open_:
             continue
-        node = min(open_, key=lambda n: (reach[n] > 1.2 * reach[open_].min(), load[n], n))
+        node = min(open_, key=lambda n: (load[n], n))
         out[expert] = [node]
         left[node] -= 1
         load[node] += weights[expert] * evaluator.costs.pair_s[node] / 2

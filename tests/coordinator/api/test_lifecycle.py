@@ -83,19 +83,20 @@ def test_a_failure_in_the_model_is_a_500_and_the_next_request_works(api: Running
     expected = api.http.post("/v1/completions", json=BODY).json()["choices"]
     remaining = at_call
 
-    def fail_once(_: int) -> None:
+    def fail_from_then_on(_: int) -> None:
         nonlocal remaining
         remaining -= 1
-        if remaining == -1:
+        if remaining < 0:
             raise ValueError("secret inner words")
 
-    api.probed.probe.before(fail_once)
+    api.probed.probe.before(fail_from_then_on)
     response = api.http.post("/v1/completions", json=BODY, headers={"X-Request-Id": "mine-1"})
     assert response.status_code == 500
     error = response.json()["error"]
     assert (error["type"], error["code"]) == ("server_error", "engine_failed")
     assert "mine-1" in error["message"]
     assert "secret" not in error["message"]
+    api.probed.probe.reset()
     assert api.http.post("/v1/completions", json=BODY).json()["choices"] == expected
     assert api.http.get("/ready").status_code == 200
 
@@ -109,11 +110,13 @@ def test_when_one_prompt_of_several_fails_the_others_are_cancelled(api: RunningA
         calls += 1
         if calls == 1:
             raise ValueError("broken")
-        wait_until(lambda: api.probed.engine.status().cancelling == 1, "the next prompt to be cancelled")
+        wait_until(lambda: api.probed.engine.status().cancelling == 2, "the other prompts to be cancelled")
 
     api.probed.probe.before(fail_once)
     before = api.probed.engine.status()
-    response = api.http.post("/v1/completions", json=BODY | {"prompt": ["a b", "c d", "e f"], "stream": stream})
+    response = api.http.post(
+        "/v1/completions", json=BODY | {"prompt": ["a b", "c d", "e f"], "stream": stream, "max_tokens": 500}
+    )
     assert response.status_code == (200 if stream else 500)
     assert "engine_failed" in response.text
     wait_until(api.idle, "the engine to be idle")
@@ -127,7 +130,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(api: RunningApi) -> Non
     def fail(_: int) -> None:
         nonlocal calls
         calls += 1
-        if calls == 5:
+        if calls >= 5:
             raise ValueError("broken")
 
     api.probed.probe.before(fail)
@@ -138,6 +141,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(api: RunningApi) -> Non
     calls = 0
     with pytest.raises(openai.APIError, match="generation failed"):
         list(api.openai.completions.create(model="demo", prompt=PROMPTS[0], max_tokens=8, stream=True))
+    api.probed.probe.reset()
     assert api.events("/v1/completions", BODY)[-1] == "[DONE]"
 
 
@@ -184,7 +188,7 @@ def test_while_the_model_loads_health_is_good_and_the_rest_says_what_is_missing(
 
 
 def test_an_engine_that_stops_ends_a_stream_with_an_error() -> None:
-    with ProbedEngine() as probed, RunningApi(probed) as api:
+    with ProbedEngine(max_sequences=1) as probed, RunningApi(probed) as api:
         gate = Gate(probed, at_call=4)
         with ThreadPoolExecutor(2) as pool:
             streamed = pool.submit(api.events, "/v1/completions", LONG)

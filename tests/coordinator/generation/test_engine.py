@@ -58,8 +58,8 @@ class Gate:
         if self._calls == self._at_call:
             self.reached.set()
             assert self.open.wait(DEADLINE_S)
-            if self.failure is not None:
-                raise self.failure
+        if self.failure is not None:
+            raise self.failure
 
 
 @pytest.mark.parametrize("lookahead", [True, False])
@@ -158,25 +158,60 @@ async def test_cancel_of_a_waiting_request_frees_its_place(probed: ProbedEngine,
         assert (await read(handle))[2].reason == "length"
 
 
-@pytest.mark.parametrize("at_call", [0, 1, 4])
-async def test_a_failure_in_the_model_ends_that_request_alone(
-    probed: ProbedEngine, tokenizer: TokenizerWrapper, at_call: int
-) -> None:
-    calls = 0
-
-    def fail(_: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == at_call + 1:
+async def test_a_prompt_that_fails_ends_that_request_alone(probed: ProbedEngine, tokenizer: TokenizerWrapper) -> None:
+    def fail(tokens: int) -> None:
+        if tokens == len(tokenizer.encode(PROMPTS[1])) - 1:
             raise RuntimeError("injected")
 
     expected = await read(probed.engine.submit(request(tokenizer)))
     probed.probe.before(fail)
-    failing, following = probed.engine.submit_all([request(tokenizer, request_id="req-1"), request(tokenizer)])
+    failing, following = probed.engine.submit_all(
+        [request(tokenizer, PROMPTS[1], request_id="req-1"), request(tokenizer)]
+    )
     with pytest.raises(EngineFailed, match=r"RuntimeError in the model.*req-1"):
         await read(failing)
     assert (await read(following))[:2] == expected[:2]
     assert probed.engine.status().state == "ready"
+
+
+@pytest.mark.parametrize("lookahead", [True, False])
+async def test_a_step_that_fails_is_tried_for_each_sequence_alone(tokenizer: TokenizerWrapper, lookahead: bool) -> None:
+    prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[3]]
+    with ProbedEngine(lookahead=lookahead) as probed:
+        expected = [await read(probed.engine.submit(request(tokenizer, prompt, 20))) for prompt in prompts]
+        rows: list[int] = []
+
+        def fail(_: int) -> None:
+            rows.append(probed.probe.rows)
+            if rows.count(3) > 3 and probed.probe.rows == 3:
+                raise RuntimeError("injected")
+
+        probed.probe.before(fail)
+        handles = probed.engine.submit_all([request(tokenizer, prompt, 20) for prompt in prompts])
+        found = [await read(handle) for handle in handles]
+        assert [answer[:2] for answer in found] == [answer[:2] for answer in expected]
+        assert rows.count(3) > 5, "the batch was not stepped as one"
+
+
+async def test_a_sequence_that_fails_alone_too_leaves_the_others(
+    probed: ProbedEngine, tokenizer: TokenizerWrapper
+) -> None:
+    expected = await read(probed.engine.submit(request(tokenizer, PROMPTS[1], 20)))
+    left = 2  # the batch's step, and the first sequence's alone
+    together = False
+
+    def fail(_: int) -> None:
+        nonlocal left, together
+        together = together or probed.probe.rows == 2
+        if together and left:
+            left -= 1
+            raise RuntimeError("injected")
+
+    probed.probe.before(fail)
+    first, second = probed.engine.submit_all([request(tokenizer, PROMPTS[0], 20), request(tokenizer, PROMPTS[1], 20)])
+    with pytest.raises(EngineFailed):
+        await read(first)
+    assert (await read(second))[:2] == expected[:2]
 
 
 @pytest.mark.parametrize("failing", [True, False])
@@ -260,7 +295,7 @@ async def test_while_loading_the_phase_is_told_and_requests_are_refused() -> Non
 
 async def test_stop_ends_running_and_waiting_requests_and_the_thread(tokenizer: TokenizerWrapper) -> None:
     threads = set(threading.enumerate())
-    with ProbedEngine() as probed:
+    with ProbedEngine(max_sequences=1) as probed:
         gate = Gate(probed, at_call=4)
         running, waiting = probed.engine.submit_all([request(tokenizer, max_tokens=900)] * 2)
         wait_until(gate.reached.is_set, "the request to run")
