@@ -24,7 +24,7 @@ MAX_PREFETCH = 8  # experts a layer (m)
 MAX_ROWS = 8  # a step of more rows is a prompt: it needs every expert anyway
 SHADOW_EVERY = 8  # steps
 LEARNING_STEPS = 64  # at first every step is scored
-CHOOSE_EVERY = 16  # steps
+CHOOSE_EVERY = 16  # steps, and at the fourth and the eighth
 MEMORY = 0.9  # of the scores, each time a choice is made
 
 Router = Callable[[mx.array], mx.array]
@@ -120,7 +120,7 @@ class Prefetcher:
             self._look_ahead((position + depth) % len(self._layers), depth)
         if position == len(self._layers) - 1:
             self.steps += 1
-            if self._forced is None and self.steps % CHOOSE_EVERY == 0:
+            if self._forced is None and (self.steps % CHOOSE_EVERY == 0 or self.steps in (4, 8)):
                 self._choose()
         self._last = self._clock()
 

@@ -183,14 +183,15 @@ def _check(shape: ModelShape) -> None:
             whole(matrix.in_features, 1, MAX_WIDTH, "in_features")
             whole(matrix.out_features, 1, MAX_WIDTH, "out_features")
             if matrix.mode is not None:
-                need(matrix.mode in MODES, f"mode {matrix.mode!r}")
+                need(isinstance(matrix.mode, str) and matrix.mode in MODES, f"mode {matrix.mode!r}")
                 whole(matrix.bits, 1, 8, "bits")
                 whole(matrix.group_size, 16, 128, "group_size")
             names = [c.name for c in matrix.components]
+            need(all(isinstance(name, str) for name in names), "a component has no name")
             need(len(set(names)) == len(names) and "weight" in names, f"components {names}")
             for component in matrix.components:
                 need(component.name in COMPONENTS, f"component {component.name!r}")
-                need(component.dtype in DTYPE_BYTES, f"dtype {component.dtype!r}")
+                need(isinstance(component.dtype, str) and component.dtype in DTYPE_BYTES, f"dtype {component.dtype!r}")
                 need(1 <= len(component.shape) <= 2, f"rank of {component.name}")
                 for extent in component.shape:
                     whole(extent, 1, MAX_WIDTH, f"extent of {component.name}")

@@ -73,7 +73,11 @@ def check_answer(
     """
     certificate = read_certificate(certificate_pem, "the certificate received")
     identity = parse_identity(certificate)
-    if certificate.public_key() != request.key.public_key():
+    try:
+        same_key = certificate.public_key() == request.key.public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise CertificateInvalid("the certificate received has no key that can be read", _MEND) from error
+    if not same_key:
         raise CertificateInvalid("the certificate received is for another key", _MEND)
     if identity.role is not Role.WORKER or name not in (None, identity.name):
         wanted = f"worker {name}" if name else "a worker"

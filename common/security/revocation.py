@@ -24,7 +24,9 @@ from titan.common.security.identity import Identity
 LIST_FILE = "revoked.pem"
 MAX_REVOKED = 4096
 _MEND = "Copy revoked.pem again from the machine that holds the authority"
-_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound, x509.DuplicateExtension)
+_UNREADABLE = (
+    ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.ExtensionNotFound, x509.DuplicateExtension,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

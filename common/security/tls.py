@@ -58,8 +58,8 @@ def grpc_renewable_server_credentials(current: Callable[[], Credentials]) -> grp
 
     gRPC asks before every handshake, one at a time, and hears "unchanged" as long as `current` gives the same object.
     A new configuration replaces what handshakes on other threads may be about to use: grpcio 1.85 was seen to abort the
-    process (346 renewals under 3,600 connections a second). So the answer is held back until those who asked before have
-    begun; nobody can ask meanwhile.
+    process (346 renewals under 3,600 connections a second). So the answer is held back until those who asked before
+    have begun; nobody can ask meanwhile.
     """
     import grpc
 

@@ -12,6 +12,7 @@ from titan.common.registry import cli as registry_cli
 from titan.common.security import cli as certs_cli
 from titan.coordinator import calibrate_cli, enroll_cli
 from titan.coordinator.bench import cli as bench_cli
+from titan.coordinator.bench import ssd_cli
 from titan.coordinator.demo import cli as demo_cli
 from titan.coordinator.doctor import cli as doctor_cli
 
@@ -35,6 +36,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 for package in (demo_cli, hosts_cli, certs_cli, registry_cli, pack_cli, calibrate_cli, enroll_cli, doctor_cli):
     package.register(app)
 bench_cli.register_bench(bench)
+ssd_cli.register_bench(bench)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ Run: `.venv/bin/pytest tests/worker/test_enroll.py`.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import re
 import socket
@@ -383,3 +384,12 @@ def test_requests_are_for_p256_keys_that_sign_them() -> None:
             read_request(pem, "mini")
     with pytest.raises(SecurityError):
         check_answer(b"noise", b"noise", request, name=None)
+
+
+def test_a_certificate_without_a_key_that_can_be_read(cluster: Cluster) -> None:
+    """A point that is not on the curve; found by fuzzing."""
+    der = base64.b64decode(b"".join(cluster.member("mini").cert_pem.splitlines()[1:-1]))
+    at = der.index(b"\x03\x42\x00\x04") + 4
+    damaged = der[:at] + bytes(64) + der[at + 64 :]
+    with pytest.raises(CertificateInvalid, match="no key that can be read"):
+        check_answer(damaged, cluster.authority_pem, new_request("mini"), name=None)

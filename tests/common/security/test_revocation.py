@@ -5,6 +5,7 @@ Run: `.venv/bin/pytest tests/common/security/test_revocation.py`.
 
 from __future__ import annotations
 
+import base64
 import os
 import socket
 import ssl
@@ -87,7 +88,17 @@ def test_a_list_of_another_authority_or_none_at_all_is_refused(cluster: Cluster,
     cluster.member("mini")
     ours = revoke(cluster.authority, "mini").revocations
     foreign = make_cluster(tmp_path / "foreign")
-    for pem in (b"", b"noise", ours.pem[:-40], cluster.authority_pem, b"x" * (secret_files.MAX_FILE_BYTES + 1)):
+    der = base64.b64decode(b"".join(ours.pem.splitlines()[1:-1]))
+    version_17 = base64.encodebytes(der.replace(b"\x02\x01\x01", b"\x02\x01\x11", 1))
+    of_no_version = b"-----BEGIN X509 CRL-----\n" + version_17 + b"-----END X509 CRL-----\n"
+    for pem in (
+        b"",
+        of_no_version,
+        b"noise",
+        ours.pem[:-40],
+        cluster.authority_pem,
+        b"x" * (secret_files.MAX_FILE_BYTES + 1),
+    ):
         with pytest.raises(CertificateInvalid):
             parse_revocations(pem, cluster.authority_pem, "the list")
     with pytest.raises(CertificateInvalid, match="not made by this cluster's authority"):
