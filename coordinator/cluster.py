@@ -230,7 +230,9 @@ class Cluster:
         self.model = load_host_model(self.checkpoint, self.dtype)
         return self.model
 
-    def make_plan(self) -> Plan:
+    def make_plan(
+        self, *, frequencies: tuple[tuple[float, ...], ...] | None = None, time_limit_s: float | None = None
+    ) -> Plan:
         """Plan for the workers that answered Hello, from figures if the options say so.
 
         On the engine's thread, with the host model loaded and not bound.
@@ -248,9 +250,11 @@ class Cluster:
         addresses = {link.name: link.status.address for link in self.links}
         figures = self.measured_figures() if self.options.measure else None
         self.report("planning")
-        problem = make_problem(shape, self.hosts, self.dtype, self.memory.experts_bytes, memory, addresses, figures)
+        problem = make_problem(
+            shape, self.hosts, self.dtype, self.memory.experts_bytes, memory, addresses, figures, frequencies
+        )
         method = "proportional" if figures is None else "search"
-        return solve(problem, method=method, time_limit_s=self.options.solve_s)
+        return solve(problem, method=method, time_limit_s=time_limit_s or self.options.solve_s)
 
     def measured_figures(self) -> Figures:
         """Kept figures of this cluster, or new ones. The model must be loaded and not bound."""

@@ -10,11 +10,12 @@ from titan.common.console import run_command
 from titan.common.pack import cli as pack_cli
 from titan.common.registry import cli as registry_cli
 from titan.common.security import cli as certs_cli
-from titan.coordinator import calibrate_cli, enroll_cli
+from titan.coordinator import calibrate_cli, enroll_cli, plan_cli
 from titan.coordinator.bench import cli as bench_cli
-from titan.coordinator.bench import ssd_cli
+from titan.coordinator.bench import remote_cli, ssd_cli
 from titan.coordinator.demo import cli as demo_cli
 from titan.coordinator.doctor import cli as doctor_cli
+from titan.placement import cli as placement_cli
 
 app = typer.Typer(
     help="Run Mixture-of-Experts models on the Macs you own.",
@@ -33,10 +34,23 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
-for package in (demo_cli, hosts_cli, certs_cli, registry_cli, pack_cli, calibrate_cli, enroll_cli, doctor_cli):
+PACKAGES = (
+    demo_cli,
+    hosts_cli,
+    certs_cli,
+    enroll_cli,
+    doctor_cli,
+    registry_cli,
+    pack_cli,
+    calibrate_cli,
+    plan_cli,
+)
+for package in PACKAGES:
     package.register(app)
 bench_cli.register_bench(bench)
 ssd_cli.register_bench(bench)
+placement_cli.register_bench(bench)
+remote_cli.register_bench(bench)
 
 
 def main() -> None:
