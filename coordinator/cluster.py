@@ -39,6 +39,7 @@ from titan.coordinator.calibration.figures import (
 from titan.coordinator.calibration.local import measure_local
 from titan.coordinator.calibration.remote import measure_remote
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS, LoadedModel
+from titan.coordinator.generation.prompt_cache import open_prompt_cache
 from titan.coordinator.host.budget import HostMemory, host_memory
 from titan.coordinator.host.model import HostModel, build_local_layers, load_host_model
 from titan.coordinator.moe.dispatch import Dispatcher
@@ -69,6 +70,9 @@ class ClusterOptions:
         figures_folder: where figures are kept between starts; None keeps none.
         measure_again: do not use kept figures.
         solve_s: time limit of the solver.
+        prompt_cache_bytes: memory for the KV of known prompts; 0 keeps none.
+        prompt_cache_folder: where they outlive the process; None for nowhere.
+        prompt_cache_disk_bytes: how much of them at most.
         trace: record the router's choices in this file.
     """
 
@@ -82,6 +86,9 @@ class ClusterOptions:
     figures_folder: Path | None = None
     measure_again: bool = False
     solve_s: float = 10.0
+    prompt_cache_bytes: int = 0
+    prompt_cache_folder: Path | None = None
+    prompt_cache_disk_bytes: int = 4 << 30
     trace: Path | None = None
 
 
@@ -118,6 +125,7 @@ class Cluster:
             available_bytes=memory_budget_bytes(),
             experts_bytes=hosts.coordinator.memory,
             context=options.context,
+            prompt_cache_bytes=options.prompt_cache_bytes,
         )
         self.store = ExpertStore(checkpoint)
         self._readers = ReaderPool(READERS)
@@ -345,5 +353,13 @@ class Cluster:
             make_cache=lambda: make_prompt_cache(model.module),
             close=self.close,
             prefill_step_tokens=self.options.prefill_step_tokens,
+            kv_tokens=self.memory.kv_tokens,
+            prompt_cache=open_prompt_cache(
+                self.checkpoint.shape.fingerprint,
+                self.dtype,
+                self.options.prompt_cache_bytes,
+                self.options.prompt_cache_folder,
+                self.options.prompt_cache_disk_bytes,
+            ),
             lookahead=all(layer.whole for layer in self.layers.values()),
         )

@@ -72,6 +72,7 @@ class GenerationRequest:
         stop: strings that end the answer; they and what follows are not part of it.
         top_logprobs: None for no log-probabilities, otherwise how many alternatives come with each token (0..20).
         grammar: what the answer has to be, in llguidance's terms; None for anything.
+        ignore_end: go on after the end-of-text token, to `max_tokens`; for measurements.
         request_id: names the request in logs.
     """
 
@@ -81,6 +82,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     grammar: str | None = None
+    ignore_end: bool = False
     request_id: str = "-"
 
     def __post_init__(self) -> None:

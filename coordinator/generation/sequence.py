@@ -26,7 +26,7 @@ class Sequence:
 
     def __init__(self, tokenizer: TokenizerWrapper, request: GenerationRequest) -> None:
         self._request = request
-        self._end_tokens = frozenset(tokenizer.eos_token_ids)
+        self._end_tokens = frozenset() if request.ignore_end else frozenset(tokenizer.eos_token_ids)
         self._detokenizer = tokenizer.detokenizer
         self._filter = StopFilter(request.stop)
         self._tokens: list[int] = []
