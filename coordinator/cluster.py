@@ -24,6 +24,7 @@ from titan.common.experts import ExpertLayer
 from titan.common.log import get_logger
 from titan.common.platform import memory_budget_bytes
 from titan.common.prefetch.build import make_prefetcher
+from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.registry import Checkpoint
 from titan.common.security.credentials import Credentials
 from titan.common.slots.buffers import LayerBuffers, slot_bytes
@@ -41,12 +42,12 @@ from titan.coordinator.calibration.remote import measure_remote
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS, LoadedModel
 from titan.coordinator.generation.prompt_cache import open_prompt_cache
 from titan.coordinator.host.budget import HostMemory, host_memory
-from titan.coordinator.host.model import HostModel, build_local_layers, load_host_model
+from titan.coordinator.host.model import HostModel, build_local_layer, build_local_layers, load_host_model
 from titan.coordinator.moe.dispatch import Dispatcher
 from titan.coordinator.planning import log_plan, make_problem
 from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.link import LinkStatus, WorkerLink
-from titan.placement import Plan, solve
+from titan.placement import Plan, Problem, solve
 from titan.placement.cost import Costs
 from titan.placement.figures import Figures, WorkerFigures
 
@@ -114,6 +115,7 @@ class Cluster:
         self.checkpoint = checkpoint
         self.options = options
         self.plan: Plan | None = None
+        self.figures: Figures | None = None
         self.model: HostModel | None = None
         self.layers: dict[int, ExpertLayer] = {}
         self.report = report
@@ -176,18 +178,12 @@ class Cluster:
         self.dispatcher = Dispatcher(
             self.layers, self.links, shape.hidden_size, self.dtype, self.exchange, self._costs(self.plan)
         )
-        self.dispatcher.prefetcher = make_prefetcher(
-            self.options.prefetch,
-            list(self.layers.values()),
-            self.checkpoint.shape.num_experts,
-            READERS,
-            dict(enumerate(model.routers)),
-        )
+        self.dispatcher.prefetcher = self._prefetcher(model)
         model.bind(self.layers, self.dispatcher)
         if self.options.trace is not None:
             model.record(self.options.trace, self.checkpoint.shape)
         tokenizer = load_tokenizer(self.checkpoint.path)
-        self._wait_for_workers()
+        self.wait_for_workers()
         log.info(
             "model loaded",
             model=self.name,
@@ -245,7 +241,32 @@ class Cluster:
 
         On the engine's thread, with the host model loaded and not bound.
         """
-        shape = self.checkpoint.shape
+        figures = self.measured_figures() if self.options.measure else None
+        self.figures = figures
+        self.report("planning")
+        return self.solve(self.problem(figures, frequencies), time_limit_s)
+
+    def problem(self, figures: Figures | None, frequencies: tuple[tuple[float, ...], ...] | None = None) -> Problem:
+        """The placement problem of the workers as they are now."""
+        return make_problem(
+            self.checkpoint.shape,
+            self.hosts,
+            self.dtype,
+            self.memory.experts_bytes,
+            self.worker_memory(),
+            {link.name: link.status.address for link in self.links},
+            figures,
+            frequencies,
+        )
+
+    def solve(self, problem: Problem, time_limit_s: float | None = None) -> Plan:
+        """Search when there are figures, else by memory alone."""
+        measured = any(node.compute_s for node in problem.nodes)
+        method = "search" if measured else "proportional"
+        return solve(problem, method=method, time_limit_s=time_limit_s or self.options.solve_s)
+
+    def worker_memory(self) -> dict[str, int]:
+        """M_n by worker: what it offered in Hello or hosts.yaml states; 0 for one that is unknown."""
         memory: dict[str, int] = {}
         for worker, link in zip(self.hosts.workers, self.links, strict=True):
             offered = link.memory_budget_bytes if link.memory_budget_bytes is not None else worker.memory
@@ -255,14 +276,66 @@ class Cluster:
                     worker=worker.name,
                 )
             memory[worker.name] = offered or 0
-        addresses = {link.name: link.status.address for link in self.links}
-        figures = self.measured_figures() if self.options.measure else None
-        self.report("planning")
-        problem = make_problem(
-            shape, self.hosts, self.dtype, self.memory.experts_bytes, memory, addresses, figures, frequencies
+        return memory
+
+    def reply_medians(self) -> dict[str, tuple[int, float]]:
+        """Worker -> (pairs, median seconds) of its most frequent size of call, where enough is known."""
+        found = {}
+        for link in self.links:
+            ready = link.ready
+            if ready is not None and (typical := ready.times.typical()) is not None:
+                found[link.name] = typical
+        return found
+
+    # moving to another plan while serving ---------------------------------------------------------------------------
+
+    def begin_plan(self, plan: Plan) -> list[int]:
+        """Have the workers exchange experts; returns the positions of layers whose slots here change, shrinking first.
+
+        From any thread.
+        """
+        self._check_plan(plan)
+        log_plan(plan)
+        old = self.plan
+        self._assign(plan)
+        if old is None:
+            return list(range(len(plan.layers)))
+        growth = [new - was for new, was in zip(plan.slots[0], old.slots[0], strict=True)]
+        at_home = [
+            [[0 in holders for holders in row] for row in residency] for residency in (old.residency, plan.residency)
+        ]
+        changed = [i for i in range(len(plan.layers)) if growth[i] or at_home[0][i] != at_home[1][i]]
+        return sorted(changed, key=lambda position: growth[position])
+
+    def move_layer(self, plan: Plan, position: int) -> None:
+        """Give a layer the slots of `plan`. On the engine's thread, between two steps.
+
+        The old slots live until the new ones are filled, so that a disk that fails leaves the layer as it was: for
+        that time this machine holds up to one layer's slots beyond M_0, out of the reserve.
+        """
+        layer = plan.layers[position]
+        assert self.model is not None
+        assert self.dispatcher is not None
+        new = build_local_layer(
+            self.checkpoint,
+            plan,
+            position,
+            self.store,
+            self.dtype,
+            policy=self.options.policy,
+            readers=self._readers,
         )
-        method = "proportional" if figures is None else "search"
-        return solve(problem, method=method, time_limit_s=time_limit_s or self.options.solve_s)
+        self.layers[layer].settle()
+        self.layers[layer] = new
+        self.model.bind_layer(layer, new, self.dispatcher)
+
+    def finish_plan(self, plan: Plan) -> None:
+        """All layers have moved: dispatch by the new plan. On the engine's thread, between two steps."""
+        assert self.dispatcher is not None
+        assert self.model is not None
+        self.plan = plan
+        self.dispatcher.costs = self._costs(plan)
+        self.dispatcher.prefetcher = self._prefetcher(self.model)
 
     def measured_figures(self) -> Figures:
         """Kept figures of this cluster, or new ones. The model must be loaded and not bound."""
@@ -310,6 +383,15 @@ class Cluster:
             raise PlanError(f"the plan is for nodes {names}, hosts.yaml has {wanted}", "make a plan for these nodes")
         plan.validate()
 
+    def _prefetcher(self, model: HostModel) -> Prefetcher | None:
+        return make_prefetcher(
+            self.options.prefetch,
+            list(self.layers.values()),
+            self.checkpoint.shape.num_experts,
+            READERS,
+            dict(enumerate(model.routers)),
+        )
+
     def _costs(self, plan: Plan) -> Costs | None:
         """What dispatch chooses by; None for a plan that was made without figures."""
         if plan.predicted is None:
@@ -321,7 +403,7 @@ class Cluster:
             held = plan.held_by(position)
             link.assign({layer: held[i] for i, layer in enumerate(plan.layers) if held[i]})
 
-    def _wait_for_workers(self) -> None:
+    def wait_for_workers(self) -> None:
         for link in self.links:
             self._wait_for(link)
 

@@ -24,6 +24,7 @@ from titan.coordinator.api import ApiKeys, ApiServer, create_app
 from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.generation.engine import Engine
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS
+from titan.coordinator.replan import Replanner
 from titan.placement import Plan
 
 log = get_logger("coordinator")
@@ -103,11 +104,19 @@ def run(
     server = ApiServer(create_app(engine, api_keys=api_keys, listen_host=host), host, port)
     log.info("listening", address=server.address, model=cluster.name, key="needed" if api_keys else "none")
     engine.start()
-    watch = threading.Thread(target=_watch_loading, args=(engine, server, cluster, on_listening), daemon=True)
+    replanner = Replanner(cluster, engine.run_between_steps)
+
+    def ready(server: ApiServer, cluster: Cluster) -> None:
+        if cluster.figures is not None and config.workers:
+            replanner.start()
+        on_listening(server, cluster)
+
+    watch = threading.Thread(target=_watch_loading, args=(engine, server, cluster, ready), daemon=True)
     watch.start()
     with keep_awake():
         server.run()
         log.info("stopping")
+        replanner.close(STOP_S)
         failed = engine.status()
         stopped = engine.stop(STOP_S)
     watch.join(5)

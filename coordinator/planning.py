@@ -13,6 +13,8 @@ from titan.common.registry import ModelShape
 from titan.common.slots.buffers import slot_bytes
 from titan.common.units import format_bytes, format_seconds
 from titan.placement import Node, Plan, Problem
+from titan.placement.arrangement import from_plan
+from titan.placement.evaluate import Evaluator
 from titan.placement.figures import Figures
 
 log = get_logger("coordinator.plan")
@@ -73,6 +75,12 @@ def make_problem(
         sync_s=home.sync_s if home else 0.0,
         frequencies=frequencies,
     )
+
+
+def expected_step_s(problem: Problem, plan: Plan) -> float:
+    """Expected seconds of a step of `plan` under the figures of `problem` (equation 5)."""
+    evaluator = Evaluator(problem)
+    return evaluator.step(from_plan(plan, evaluator.weights))
 
 
 def log_plan(plan: Plan) -> None:

@@ -73,6 +73,10 @@ class HostModel:
         for layer, hook in self._hooks.items():
             hook.bind(layers[layer], executor)
 
+    def bind_layer(self, layer: int, local: ExpertLayer, executor: Executor) -> None:
+        """Execute one layer with other slots from now on. Between two steps."""
+        self._hooks[layer].bind(local, executor)
+
     def unbind(self) -> None:
         for hook in self._hooks.values():
             hook.unbind()
@@ -105,23 +109,36 @@ def build_local_layers(
 ) -> dict[int, ExpertLayer]:
     """Node 0's slot tables with its pinned experts read in, by the model's layer number."""
     layers: dict[int, ExpertLayer] = {}
-    pinned = plan.held_by(0)
     for position, spec in enumerate(checkpoint.shape.layers):
-        buffers = LayerBuffers(spec, plan.slots[0][position], dtype)
-        layer = ExpertLayer(
-            buffers,
-            store.read_expert,
-            make_policy(policy, checkpoint.shape.num_experts),
-            readers,
-            fill_many=store.read_experts,
-        )
-        if plan.is_whole(position):
-            layer.pin_all(checkpoint.shape.num_experts)
-        else:
-            layer.pin(pinned[position])
-        layers[spec.index] = layer
+        layers[spec.index] = build_local_layer(checkpoint, plan, position, store, dtype, policy=policy, readers=readers)
         on_layer(position + 1, len(checkpoint.shape.layers))
     return layers
+
+
+def build_local_layer(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    position: int,
+    store: ExpertStore,
+    dtype: str,
+    *,
+    policy: str = "lru",
+    readers: ReaderPool | None = None,
+) -> ExpertLayer:
+    """The slot table of the MoE layer at `position`, with the experts read in that the plan pins on node 0."""
+    shape = checkpoint.shape
+    layer = ExpertLayer(
+        LayerBuffers(shape.layers[position], plan.slots[0][position], dtype),
+        store.read_expert,
+        make_policy(policy, shape.num_experts),
+        readers,
+        fill_many=store.read_experts,
+    )
+    if plan.is_whole(position):
+        layer.pin_all(shape.num_experts)
+    else:
+        layer.pin(e for e, holders in enumerate(plan.residency[position]) if 0 in holders)
+    return layer
 
 
 def load_host_model(checkpoint: Checkpoint, dtype: str) -> HostModel:

@@ -52,6 +52,17 @@ class ReplyTimes:
             window.p95_s = ordered[(len(ordered) * 95) // 100]
             window.longest_s = ordered[-1]
 
+    def typical(self) -> tuple[int, float] | None:
+        """(pairs, median seconds) of the most frequent size of call; None while too little is known.
+
+        `pairs` is the middle of the sizes that are counted together.
+        """
+        known = [(w.count, size, w.p50_s) for size, w in self._windows.items() if w.count >= ENOUGH]
+        if not known:
+            return None
+        _, size, median_s = max(known)
+        return max(1, 3 * 2 ** (size - 1) // 4), median_s
+
     def deadline_s(self, pairs: int) -> float:
         """Seconds after which a call counts as failed and its session as lost."""
         ceiling_s = self._execute_s + PROBED_FACTOR * self.pair_s * pairs

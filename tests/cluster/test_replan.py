@@ -1,0 +1,93 @@
+"""Planning again while answers are generated.
+
+Run: .venv/bin/pytest tests/cluster/test_replan.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from fixtures.reference import load_reference, reference_tokens
+
+from titan.coordinator.cluster import ClusterOptions
+from titan.coordinator.demo.cluster import LoopbackCluster
+from titan.coordinator.demo.run import wait_until_ready
+from titan.coordinator.generation.engine import Engine
+from titan.coordinator.generation.events import TextDelta
+from titan.coordinator.generation.request import GenerationRequest, Sampling
+from titan.coordinator.replan import Replanner, corrected, drifted
+from titan.deploy import DEMO_MODEL
+from titan.placement.figures import Figures, HomeFigures, WorkerFigures
+
+HOME = HomeFigures(4e-4, 1e-5, 30e-6, 20e-6, ssd_s=20e-3, page_cache_s=20e-3, readers=1, spread=0.1)
+NEAR = WorkerFigures("a:1", 30e-6, 100e-6, None, 0.1)
+FAR = WorkerFigures("b:1", 30e-6, 400e-3, None, 0.1)
+PROMPT = (43, 459, 961, 344, 296, 411, 270, 857, 327, 326)
+
+
+def test_drift_is_what_leaves_the_band() -> None:
+    figures = Figures("k", HOME, {"one": NEAR, "two": FAR})
+    planned = NEAR.round_trip_s + 3 * NEAR.compute_s
+    assert drifted(figures, {"one": (3, planned * 1.4), "other": (3, 1.0)}) == {}
+    found = drifted(figures, {"one": (3, planned * 4)})
+    assert found == {"one": pytest.approx(4)}
+    better = corrected(figures, found)
+    assert better.workers["one"].round_trip_s == pytest.approx(4 * NEAR.round_trip_s)
+    assert better.workers["two"] == FAR
+    assert drifted(better, {"one": (3, planned * 4)}) == {}
+
+
+async def test_experts_move_while_answers_go_on() -> None:
+    expected = reference_tokens(load_reference(DEMO_MODEL), list(PROMPT), 40)
+    assert 0 not in expected, "the answer ends by itself: take another prompt"
+    with LoopbackCluster(DEMO_MODEL, settings={"timeouts": {"execute": "4s"}}) as loopback:
+        cluster = loopback.coordinator(ClusterOptions())
+        engine = Engine(cluster.load)
+        engine.start()
+        try:
+            await wait_until_ready(engine, lambda _phase: None)
+            first = cluster.plan
+            assert first is not None
+            replanner = Replanner(cluster, engine.run_between_steps)
+            figures = Figures("k", HOME, {"worker-1": NEAR, "worker-2": FAR})
+
+            async def answer() -> list[int]:
+                tokens: list[int] = []
+                async for event in engine.submit(GenerationRequest(PROMPT, 40, Sampling(temperature=0))):
+                    if isinstance(event, TextDelta):
+                        tokens += event.tokens
+                return tokens
+
+            async def answer_until(done: asyncio.Future) -> int:
+                count = 0
+                while not done.done() or count == 0:
+                    assert await answer() == expected
+                    count += 1
+                return count
+
+            cluster.figures = figures
+            move = asyncio.get_running_loop().run_in_executor(None, replanner.replan)
+            await answer_until(move)
+            plan = await move
+            assert plan is not None, "a plan made without figures was as good as one for these"
+            assert plan.residency != first.residency
+            assert cluster.plan is plan
+            assert not any(2 in holders for row in plan.residency for holders in row), "the far worker was used"
+            await asyncio.to_thread(cluster.wait_for_workers)
+            assert await answer() == expected
+            for position, layer in enumerate(plan.layers):
+                assert cluster.layers[layer].table.capacity == plan.slots[0][position]
+
+            # The same figures again bring nothing: nothing moves.
+            assert await asyncio.to_thread(replanner.replan) is None
+            # The near worker has become the far one.
+            swapped = replace(figures, workers={"worker-1": FAR, "worker-2": NEAR})
+            second = await asyncio.to_thread(lambda: replanner.replan(swapped))
+            assert second is not None
+            assert await answer() == expected
+            assert cluster.dispatcher is not None
+            assert cluster.dispatcher.executed.fallbacks == 0
+        finally:
+            assert await asyncio.to_thread(engine.stop, 30)
