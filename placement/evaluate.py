@@ -39,11 +39,12 @@ class LayerTime:
 class Evaluator:
     """Expected times of layers of one problem. Holds the routing weights and a memo; values in, values out."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, like: Evaluator | None = None) -> None:
+        """`like`: one of a problem with the same frequencies, whose fitted weights are taken over."""
         self.problem = problem
         self.costs = Costs.of(problem.nodes, problem.activation_bytes)
         self.top_k = problem.top_k
-        self.weights, self.kind = _weights(problem)
+        self.weights, self.kind = (like.weights, like.kind) if like is not None else _weights(problem)
         self.flat = [bool(np.ptp(w) == 0) for w in self.weights]
         self._prices = _pair_prices(problem)
         self._frequencies: dict[int, Floats] = {}

@@ -64,8 +64,8 @@ def batch_layer(evaluator: Evaluator, row: Ints, ids: Ints):
         wire = problem.activation_bytes / node.bandwidth_bytes_s if node.bandwidth_bytes_s else 0.0
         more = np.maximum(rows - 1, 0) * wire
         span = np.maximum(span, np.where(pairs > 0, costs.base_s[worker] + costs.pair_s[worker] * pairs + more, 0.0))
-    missing = np.zeros(steps)
-    for expert in np.flatnonzero(row == MISS):
-        missing += (ids == expert).any(axis=(1, 2))
+    seen = np.zeros((steps, len(row)), dtype=bool)
+    seen[np.arange(steps)[:, None], ids.reshape(steps, -1)] = True
+    missing = (seen & (row == MISS)).sum(axis=1)
     whole = bool((row == 0).all())
     return span + miss_stall(missing, costs.ssd_s, costs.readers) + (0.0 if whole else problem.sync_s)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 MIN_FREQUENCY = 1e-5
+LANES = 8  # parts of a large group multiplied side by side
 
 
 def group_polynomial(weights: Sequence[float] | Floats, degree: int) -> Floats:
@@ -26,8 +27,18 @@ def group_polynomial(weights: Sequence[float] | Floats, degree: int) -> Floats:
         for k in range(1, min(degree, n) + 1):
             out[k] = math.comb(n, k) * w**k
         return out
-    for w in weights:
-        out[1:] += w * out[:-1]
+    if len(weights) < 4 * LANES:
+        for w in weights:
+            out[1:] += w * out[:-1]
+        return out
+    lanes = np.zeros((LANES, -(-len(weights) // LANES)))
+    lanes.ravel()[: len(weights)] = weights
+    parts = np.zeros((LANES, degree + 1))
+    parts[:, 0] = 1.0
+    for column in lanes.T:
+        parts[:, 1:] += column[:, None] * parts[:, :-1]
+    for part in parts:
+        out = np.convolve(out, part)[: degree + 1]
     return out
 
 

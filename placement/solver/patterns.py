@@ -18,7 +18,7 @@ from titan.placement.solver.dual import Column
 from titan.placement.solver.highs import INFINITY, Highs
 from titan.placement.solver.realise import Builder, Shares, arrange
 
-Pattern = tuple[int, tuple[int, ...]]  # local slots, experts a class
+Pattern = tuple[int, tuple[int, ...], int]  # local slots, experts a class, frequent experts that go to workers first
 
 
 def construct(
@@ -33,17 +33,19 @@ def construct(
     for column in columns:
         used = sum(column.workers)
         scale = (problem.num_experts - column.home - column.missing) / used if used else 0.0
-        wanted[column.kind].add((column.home, tuple(int(w * scale) for w in column.workers)))
+        counts = tuple(int(w * scale) for w in column.workers)
+        for skipped in _skips(evaluator, classes, sum(counts)):
+            wanted[column.kind].add((column.home, counts, skipped))
     coarse = len(kinds) > 4 or len(problem.nodes) > 16
     room = np.full(len(problem.nodes), problem.num_experts, dtype=np.int64)
     options: list[list[tuple[Pattern, float]]] = []
     for (_, layers), extra in zip(kinds, wanted, strict=True):
         choices = sorted(extra | set(_grid(evaluator, classes, coarse=coarse or effort < 2)))
         costed = []
-        for local, workers in choices:
+        for local, workers, skipped in choices:
             carry = [np.zeros(len(c.members)) for c in classes]
-            row, _ = arrange(evaluator, classes, shares, layers[0], local, workers, carry, room)
-            costed.append(((local, workers), evaluator.layer(layers[0], row)))
+            row, _ = arrange(evaluator, classes, shares, layers[0], local, workers, skipped, carry, room)
+            costed.append(((local, workers, skipped), evaluator.layer(layers[0], row)))
             if time.monotonic() > deadline and len(costed) > 2:
                 break
         options.append(costed)
@@ -56,8 +58,8 @@ def construct(
         patterns = [pattern for (pattern, _), n in zip(costed, taken, strict=True) for _ in range(n)]
         patterns.sort(key=lambda p: (-p[0], p[1]))
         chosen += list(zip(layers, patterns, strict=True))
-    for layer, (local, workers) in sorted(chosen):
-        builder.layer(layer, local, workers)
+    for layer, pattern in sorted(chosen):
+        builder.layer(layer, *pattern)
     return builder.place
 
 
@@ -75,7 +77,7 @@ def _demand(evaluator: Evaluator, classes: list[WorkerClass]) -> list[float]:
 def _grid(evaluator: Evaluator, classes: list[WorkerClass], *, coarse: bool) -> Iterable[Pattern]:
     problem = evaluator.problem
     experts, least = problem.num_experts, min(problem.top_k, problem.num_experts)
-    yield experts, (0,) * len(classes)
+    yield experts, (0,) * len(classes), 0
     steps = 2 if coarse else 8
     locals_ = {least + (experts - least) * i // steps for i in range(steps)} | {experts - 1, experts - 2}
     missing = (0.0, 0.5, 1.0) if coarse else (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
@@ -83,7 +85,17 @@ def _grid(evaluator: Evaluator, classes: list[WorkerClass], *, coarse: bool) -> 
         for share in missing:
             away = round((experts - local) * (1 - share))
             for parts in _splits(evaluator, classes):
-                yield local, _divide(away, parts)
+                for skipped in _skips(evaluator, classes, away):
+                    yield local, _divide(away, parts), skipped
+
+
+def _skips(evaluator: Evaluator, classes: list[WorkerClass], away: int) -> list[int]:
+    """How many of the most frequent experts workers might get: only where a worker can be done before node 0."""
+    costs = evaluator.costs
+    home_s = costs.base_s[0] + evaluator.top_k * costs.pair_s[0]
+    if all(evaluator.flat) or not away or not classes or classes[0].theta_s >= home_s:
+        return [0]
+    return sorted({0, away // 8, away // 3, away})
 
 
 def _splits(evaluator: Evaluator, classes: list[WorkerClass]) -> list[list[float]]:
@@ -118,7 +130,7 @@ def _mix(evaluator: Evaluator, classes: list[WorkerClass], kinds, options, limit
     for bytes_ in capacity:
         highs.row(-INFINITY, bytes_ / unit)
     for kind, (((_, size), layers), costed) in enumerate(zip(kinds, options, strict=True)):
-        for (local, workers), cost in costed:
+        for (local, workers, _), cost in costed:
             terms = {kind: 1.0}
             for i, used in enumerate((max(local, problem.top_k), *workers)):
                 terms[len(kinds) + i] = size / unit * used

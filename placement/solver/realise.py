@@ -76,11 +76,11 @@ class Builder:
         self.free = np.array([usable_bytes(problem, n) for n in range(len(problem.nodes))], dtype=np.int64)
         self.carry = [np.zeros(len(c.members)) for c in classes]
 
-    def layer(self, layer: int, local: int, workers: tuple[int, ...]) -> None:
-        """Arrange one layer: `local` experts at home, `workers[i]` at class i, the rest on the SSD."""
+    def layer(self, layer: int, local: int, workers: tuple[int, ...], skipped: int) -> None:
+        """Arrange one layer, see `arrange`."""
         size = self.evaluator.problem.expert_bytes[layer]
         self.place[layer], used = arrange(
-            self.evaluator, self.classes, self.shares, layer, local, workers, self.carry, self.free // size
+            self.evaluator, self.classes, self.shares, layer, local, workers, skipped, self.carry, self.free // size
         )
         self.free -= used * size
 
@@ -92,13 +92,22 @@ def arrange(
     layer: int,
     local: int,
     workers: tuple[int, ...],
+    skipped: int,
     carry: list[Floats],
     room: Ints,
 ) -> tuple[Ints, Ints]:
-    """One layer's row [E] and the slots it uses on each node. `room`: slots each node can still give."""
+    """One layer's row [E] and the slots it uses on each node.
+
+    Args:
+        local, workers: experts at home, and at every class of workers; the rest is left to the SSD.
+        skipped: so many of the most frequent experts go to workers before node 0 gets its share: with fast links
+            node 0 would otherwise be the one that finishes last.
+        room: slots each node can still give.
+    """
     weights, problem = evaluator.weights[layer], evaluator.problem
     order = np.argsort(-weights, kind="stable")
     row, used = np.full(problem.num_experts, MISS, dtype=np.int64), np.zeros(len(problem.nodes), dtype=np.int64)
+    order = np.concatenate([order[skipped : skipped + local], order[:skipped], order[skipped + local :]])
     row[order[:local]] = 0
     used[0] = max(local, min(problem.top_k, problem.num_experts))
     at = local

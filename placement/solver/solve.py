@@ -53,11 +53,11 @@ def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.
     naive["proportional"] = from_plan(proportional(problem), evaluator.weights)
     used = [c for c, n in zip(dual.columns, dual.usage, strict=False) if n > 1e-9]
     candidates = [construct(evaluator, classes, used, clock.at(0.5)), *naive.values()]
-    smaller = _without_one(problem, clock.at(0.6))
+    smaller = _without_one(evaluator, clock.at(0.6))
     place = best_of(evaluator, [*candidates, *smaller.values()])
     tries = 1000 if place.size > 1024 else 4000
-    place = polish(evaluator, place, seed=seed, deadline=clock.at(0.75), tries=tries)
-    replicas, saved_s = replicate(evaluator, place, seed=seed, deadline=clock.at(0.85))
+    place = polish(evaluator, place, seed=seed, deadline=clock.at(0.65), tries=tries)
+    replicas, saved_s = replicate(evaluator, place, seed=seed, deadline=clock.at(0.75))
     weighted = problem.energy_weight or problem.traffic_weight  # dispatch minimises time alone
     if weighted or saved_s < WORTH_REPLICAS * evaluator.step(place):
         replicas, saved_s = {}, 0.0
@@ -83,8 +83,9 @@ class _Clock:
         return self._start + share * self._limit_s
 
 
-def _without_one(problem: Problem, deadline: float) -> dict[str, Ints]:
+def _without_one(whole: Evaluator, deadline: float) -> dict[str, Ints]:
     """Arrangements that leave one worker empty, by its name, as far as the time allows."""
+    problem = whole.problem
     out: dict[str, Ints] = {}
     if len(problem.nodes) > MAX_TRIED:
         return out
@@ -92,7 +93,7 @@ def _without_one(problem: Problem, deadline: float) -> dict[str, Ints]:
         if time.monotonic() > deadline:
             break
         nodes = (*problem.nodes[:index], replace(node, memory_bytes=0), *problem.nodes[index + 1 :])
-        evaluator = Evaluator(replace(problem, nodes=nodes))
+        evaluator = Evaluator(replace(problem, nodes=nodes), like=whole)
         out[node.name] = construct(
             evaluator, worker_classes(evaluator.problem, evaluator.costs), (), deadline, effort=1
         )
