@@ -133,18 +133,22 @@ class ExpertLayer:
                 f"layer {self._index} has no slot left for experts that are not pinned", "Raise coordinator.memory"
             )
         self.settle()
+        # Half the slots are filled while the other half is computed on.
+        half = width if fits else max(1, width // 2)
         outputs, positions = [], []
-        for group in ([here] if here else []) + [missing[i : i + width] for i in range(0, len(missing), width)]:
+        before: list[int] = []
+        for group in ([here] if here else []) + [missing[i : i + half] for i in range(0, len(missing), half)]:
             if group is not here:
-                if not fits:  # the slots of the groups before are written again
-                    self.settle()
-                self._load(group, keep=distinct if fits else group)
+                beside = fits or sum(e not in self.table.pinned for e in before) + len(group) <= width
+                mx.eval(outputs[:-1] if beside else outputs)
+                self._load(group, keep=distinct if fits else [*before, *group] if beside else group)
             chosen = np.flatnonzero(np.isin(experts, group))
             y = apply_pairs(self.buffers, x, rows[chosen], self._slots_of(experts[chosen]), sort=sort)
             mx.async_eval(y)
             self._unevaluated.append(y)
             outputs.append(y)
             positions.append(chosen)
+            before = group
         order = np.argsort(np.concatenate(positions)).astype(np.uint32)
         y = mx.concatenate(outputs)[mx.array(order)]
         self._unevaluated.append(y)

@@ -34,6 +34,7 @@ from titan.coordinator.remote.transport import Transport
 TRANSPORTS = ("lane", "grpc")
 PARTS = ("prepare", "serialise", "wire", "queue", "compute", "join")
 WARM_UP = 30
+PAUSE_S = 300e-6
 FIRST_ID = 1 << 61
 PATIENCE = {"timeouts": {"execute": "10s"}}  # a noisy machine shall not fail over in the middle of a measurement
 
@@ -43,7 +44,7 @@ class LayerFigures:
     """Medians in microseconds of one layer by one transport.
 
     Args:
-        total_us: from the hook's call to an evaluated result.
+        total_us: of the hook's call. Its result is lazy: joining it is evaluated with what follows.
         parts_us: prepare (synchronise, choose, select rows), serialise (until the kernel has the request), wire (from
             there to the reply, without the worker's own times), queue, compute, join.
         bare_wire_us: a frame of as many bytes there and back; None where the transport has none.
@@ -190,12 +191,14 @@ class _Probe:
         return [self._once() for _ in range(WARM_UP + repeats)][WARM_UP:]
 
     def bare_wire(self, repeats: int) -> list[float]:
-        """Microseconds of frames there and back that carry in both directions together what a layer does."""
+        """Microseconds of frames there and back that carry in both directions together what a layer does, each after
+        a pause like that of a layer's compute: both ends have gone to sleep then, as they do in a layer."""
         lane = self._transport
         assert isinstance(lane, LaneTransport)
         payload = bytes(self._mean_bytes)
         times = []
         for _ in range(WARM_UP + repeats):
+            time.sleep(PAUSE_S)
             started = time.perf_counter()
             lane.ping(payload, 10.0)
             times.append((time.perf_counter() - started) * 1e6)
@@ -209,8 +212,9 @@ class _Probe:
         exchange = self._exchange
         exchange.replies.clear()
         started = time.perf_counter()
-        mx.eval(self._dispatcher.execute(self._layer, x, indices))
+        y = self._dispatcher.execute(self._layer, x, indices)
         ended = time.perf_counter()
+        mx.eval(y)  # in a model the next layer's synchronisation does this
         arrived, result = exchange.replies[0]
         worker_s = (result.queue_us + result.compute_us + result.load_us) / 1e6
         seconds = {

@@ -20,7 +20,7 @@ from titan.common.experts import ExpertLayer
 from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.wire.messages import ExecuteCall, ExecuteResult, split_pairs
 from titan.coordinator.moe.choice import choose_nodes
-from titan.coordinator.moe.pairs import join, number_owners, used_rows
+from titan.coordinator.moe.pairs import divide, join, used_rows
 from titan.coordinator.remote.exchange import Answered, Exchange, Failed, Hedge, Outstanding
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Transport
@@ -168,10 +168,10 @@ class Dispatcher:
         sort = flat.size >= SORT_AT_PAIRS
         senders = list({worker.name: state for worker, state in owners.values()}.values())
         numbers = {id(state): number for number, state in enumerate(senders)}
-        owner_of_pair = number_owners(flat, {e: numbers[id(state)] for e, (_, state) in owners.items()})
+        *theirs, mine = divide(flat, {e: numbers[id(state)] for e, (_, state) in owners.items()}, len(senders))
         bits = raw_bits(x)
-        for number, state in enumerate(senders):
-            self._send(layer, local, state, bits, rows, flat, np.flatnonzero(owner_of_pair == number), sort)
+        for state, places in zip(senders, theirs, strict=True):
+            self._send(layer, local, state, bits, rows, flat, places, sort)
         parts: list[mx.array] = []
         positions: list[np.ndarray] = []
 
@@ -194,7 +194,6 @@ class Dispatcher:
             return True
 
         try:
-            mine = np.flatnonzero(owner_of_pair < 0)
             if mine.size:
                 self._count_local(local, flat[mine])
                 here(mine)
@@ -231,7 +230,7 @@ class Dispatcher:
         slices = split_pairs(positions.size, self._hidden_size, self._itemsize)
         hedge_s = None
         if len(slices) == 1:
-            hedge_s = state.times.hedge_s(positions.size, _local_s(local, experts[positions]))
+            hedge_s = state.times.hedge_s(positions.size, _local_s(local, experts[positions]), deadline_s)
         for part in slices:
             chosen = positions[part]
             activations, pair_rows = used_rows(bits, rows[chosen])

@@ -7,12 +7,20 @@ from collections.abc import Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
+FEW_PAIRS = 64  # up to here a loop over Python numbers is faster than numpy's passes
 
-def number_owners(experts: np.ndarray, owners: Mapping[int, int]) -> np.ndarray:
-    """experts: [P] -> [P]: the number of each pair's owner, -1 where `owners` has none."""
-    of_expert = np.full(int(experts.max()) + 1, -1, np.int16)
+
+def divide(experts: np.ndarray, owners: Mapping[int, int], count: int) -> list[np.ndarray]:
+    """experts: [P] -> for each of `count` owners the places of its pairs, ascending; last, those of nobody."""
+    if experts.size <= FEW_PAIRS:
+        places: list[list[int]] = [[] for _ in range(count + 1)]
+        for place, expert in enumerate(experts.tolist()):
+            places[owners.get(expert, count)].append(place)
+        return [np.array(mine, np.intp) for mine in places]
+    of_expert = np.full(int(experts.max()) + 1, count, np.int16)
     of_expert[list(owners)] = list(owners.values())
-    return of_expert[experts]
+    owner = of_expert[experts]
+    return [np.flatnonzero(owner == number) for number in range(count + 1)]
 
 
 def used_rows(bits: np.ndarray, pair_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -31,8 +39,10 @@ def join(parts: Sequence[mx.array], positions: Sequence[np.ndarray], pairs: int)
 
     Args:
         parts: [p_i, D] each.
-        positions: the places of each part's rows; together every place of 0..pairs-1 once.
+        positions: the places of each part's rows, ascending in each; together every place of 0..pairs-1 once.
     """
+    if len(parts) == len(positions) == 1:
+        return parts[0]
     y = parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
     place = positions[0] if len(positions) == 1 else np.concatenate(positions)
     counted = np.arange(pairs, dtype=np.uint32)

@@ -72,7 +72,7 @@ class ReplyTimes:
         measured_s = max(window.p95_s + SPREADS * (window.p95_s - window.p50_s), 2 * window.longest_s)
         return min(max(measured_s, FLOOR_SHARE * self._execute_s), ceiling_s)
 
-    def hedge_s(self, pairs: int, local_s: float) -> float | None:
+    def hedge_s(self, pairs: int, local_s: float, deadline_s: float) -> float | None:
         """Seconds after which executing the call here, too, is worth it; None when it never is.
 
         That is the 95th percentile plus what executing here costs: having waited as long as the alternative takes,
@@ -80,12 +80,13 @@ class ReplyTimes:
 
         Args:
             local_s: what executing these pairs from the local SSD takes.
+            deadline_s: of the call; executing here must come to its end before.
         """
         window = self._known(pairs)
         if window is None:
             return None
         after_s = window.p95_s + local_s
-        return after_s if after_s + local_s < self.deadline_s(pairs) else None
+        return after_s if after_s + local_s < deadline_s else None
 
     def _known(self, pairs: int) -> _Window | None:
         window = self._windows.get(pairs.bit_length())

@@ -90,6 +90,16 @@ def test_equals_mlx_lm_at_every_capacity(cases: dict[str, Case], variant: str, c
     assert len(layer.table.slots) <= capacity
 
 
+@pytest.mark.parametrize("capacity", [TOP_K, 5])
+def test_running_what_is_there_while_the_rest_is_read_changes_nothing(case: Case, capacity: int) -> None:
+    pool = ReaderPool(2)
+    layer = case.layer(capacity, overlap=True, readers=pool)
+    for seed, rows in enumerate((1, 1, 3, 1, 40, 1, 2)):
+        case.check(layer, rows, seed)
+    assert layer.table.counts.hits > 0
+    pool.close()
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_pinned_and_cached_experts_mix(case: Case, policy: str) -> None:
     layer = case.layer(5, policy=make_policy(policy, EXPERTS))

@@ -21,7 +21,7 @@ def measured(times_s: np.ndarray, *, execute_s: float = 0.5, pair_s: float = 1e-
 def test_before_anything_is_known_the_deadline_is_the_configured_one_and_nothing_is_hedged() -> None:
     replies = ReplyTimes(0.5, 1e-3)
     assert replies.deadline_s(10) == pytest.approx(0.5 + 0.1)
-    assert replies.hedge_s(10, 0.001) is None
+    assert replies.hedge_s(10, 0.001, 0.5) is None
     few = measured(np.full(ENOUGH - 1, 0.001))
     assert few.deadline_s(8) == pytest.approx(0.5 + 8e-3)
 
@@ -52,12 +52,12 @@ def test_a_hedge_waits_for_the_95th_percentile_and_as_long_as_local_execution_ta
     times = np.full(64, 0.001)
     times[::16] = 0.004
     replies = measured(times)
-    after = replies.hedge_s(8, 0.002)
+    after = replies.hedge_s(8, 0.002, 0.125)
     assert after is not None
     assert after == pytest.approx(0.004 + 0.002, abs=1e-6)
 
 
 def test_no_hedge_where_the_local_ssd_could_not_win() -> None:
     replies = measured(np.full(64, 0.001))
-    assert replies.hedge_s(8, 0.2) is None  # the deadline comes first
-    assert replies.hedge_s(8, float("inf")) is None
+    assert replies.hedge_s(8, 0.2, 0.125) is None  # the deadline comes first
+    assert replies.hedge_s(8, float("inf"), 0.125) is None
