@@ -176,7 +176,13 @@ class Cluster:
         )
         shape = self.checkpoint.shape
         self.dispatcher = Dispatcher(
-            self.layers, self.links, shape.hidden_size, self.dtype, self.exchange, self._costs(self.plan)
+            self.layers,
+            self.links,
+            shape.hidden_size,
+            self.dtype,
+            self.exchange,
+            self._costs(self.plan),
+            self.hosts.verify,
         )
         self.dispatcher.prefetcher = self._prefetcher(model)
         model.bind(self.layers, self.dispatcher)

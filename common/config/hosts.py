@@ -129,6 +129,18 @@ class TlsPaths(Section):
     key: ConfigPath = Field(default=Path("certs/coordinator.key"), validate_default=True)
 
 
+def _share(value: object) -> float:
+    """`1%` or 0.01 -> 0.01."""
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = float("nan")
+    if isinstance(value, bool) or len(text) > 20 or not 0 <= share <= 1:
+        raise PydanticCustomError("share", "is not a share. Write a percentage such as 1%, or a number from 0 to 1")
+    return share
+
+
 def _between(low_s: float, high_s: float) -> AfterValidator:
     def check(value: float) -> float:
         if not low_s <= value <= high_s:
@@ -176,6 +188,8 @@ class HostsConfig(Section):
     workers: tuple[Worker, ...] = Field(default=(), max_length=MAX_WORKERS)
     tls: TlsPaths = Field(default_factory=dict, validate_default=True)  # type: ignore[arg-type]
     timeouts: Timeouts = Field(default_factory=Timeouts)
+    verify: Annotated[float, BeforeValidator(_share)] = 0.0
+    """Share of workers' answers that the coordinator computes again and compares: `1%`, or a number in 0..1."""
     transport: Literal["auto", "lane", "grpc"] = "auto"
     """What carries a layer's request: `auto` measures both at the start of a session and takes the faster."""
 

@@ -1,6 +1,6 @@
 """A TCP proxy that delays both directions, as a process of its own, for measuring on one machine what a network does.
 
-`python -m titan.coordinator.bench.delay_proxy DELAY_US LISTEN_HOST TARGET_HOST PORT [PORT …]` listens on LISTEN_HOST with
+`python -m titan.coordinator.bench.delay_proxy DELAY_US LISTEN_HOST TARGET_HOST PORT …` listens on LISTEN_HOST with
 the target's own port numbers, says "ready" on standard output, and ends with its standard input. It sees bytes, no TLS.
 """
 

@@ -102,9 +102,7 @@ def _measure(
     measured_s = statistics.median(seconds)
     predicted_s = expected_step_s(problem, plan)
     share = (sum(executed.remote.values()) - before) / max(1, _pairs(cluster) - everything)
-    return Prediction(
-        delay_us, name, predicted_s * 1e3, measured_s * 1e3, predicted_s / measured_s - 1, share
-    )
+    return Prediction(delay_us, name, predicted_s * 1e3, measured_s * 1e3, predicted_s / measured_s - 1, share)
 
 
 def _pairs(cluster: Cluster) -> int:

@@ -6,8 +6,9 @@ here within the same layer. Runs on the engine's thread. Knows neither gRPC nor 
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,18 +16,19 @@ import mlx.core as mx
 import numpy as np
 
 from titan.common.arrays import COMPUTE_DTYPES, from_raw_bits, raw_bits
-from titan.common.errors import ClusterError, WorkerOverloaded
+from titan.common.errors import ClusterError, WorkerBadReply, WorkerOverloaded
 from titan.common.experts import ExpertLayer
 from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.wire.messages import ExecuteCall, ExecuteResult, split_pairs
 from titan.coordinator.moe.choice import choose_nodes
-from titan.coordinator.moe.pairs import divide, join, used_rows
+from titan.coordinator.moe.pairs import divide, join, same_outputs, used_rows
 from titan.coordinator.remote.exchange import Answered, Exchange, Failed, Hedge, Outstanding
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Transport
 from titan.placement.cost import Costs
 
 SORT_AT_PAIRS = 64
+VERIFIED_PAIRS = 16  # of an answer that is looked at
 
 
 class Worker(Protocol):
@@ -62,6 +64,7 @@ class Executed:
     ssd: int = 0
     fallbacks: int = 0
     hedged: int = 0
+    verified: int = 0  # answers that were computed here again
     remote: dict[str, int] = field(default_factory=dict)
     remote_layers: int = 0
     wait_s: float = 0.0
@@ -78,6 +81,7 @@ class Dispatcher:
         exchange: whose inbox the workers' transports fill.
         costs: measured figures of this node and the workers, in that order; with them the cheapest executor is chosen,
             without them whoever holds an expert.
+        verify: share of the answers that are computed here again and compared.
     """
 
     def __init__(
@@ -88,9 +92,12 @@ class Dispatcher:
         dtype: str,
         exchange: Exchange | None = None,
         costs: Costs | None = None,
+        verify: float = 0.0,
     ) -> None:
         self.exchange = exchange or Exchange()
         self.costs = costs
+        self._verify = verify
+        self._random = random.Random()
         self.executed = Executed()
         self.prefetcher: Prefetcher | None = None
         self._layers = layers
@@ -193,13 +200,18 @@ class Dispatcher:
             self.executed.hedged += places.size
             return True
 
+        def agrees(places: np.ndarray, theirs: np.ndarray) -> bool:
+            """Whether this machine gets the same for some of an answer's pairs."""
+            some = places[:VERIFIED_PAIRS]
+            return same_outputs(raw_bits(local.run_pairs(x, rows[some], flat[some], sort=sort)), theirs[: some.size])
+
         try:
             if mine.size:
                 self._count_local(local, flat[mine])
                 here(mine)
                 mx.async_eval(parts[0])
             outputs = np.empty((flat.size - mine.size, x.shape[1]), bits.dtype)
-            answered, failed = self._collect(outputs, hedge)
+            answered, failed = self._collect(outputs, hedge, agrees)
         except BaseException:
             self.exchange.abandon()
             raise
@@ -245,15 +257,26 @@ class Dispatcher:
             )
             self.exchange.send(state.transport, call, chosen, state.times, hedge_s)
 
-    def _collect(self, outputs: np.ndarray, hedge: Hedge) -> tuple[list[np.ndarray], list[Failed]]:
-        """Put results into `outputs` one behind the other; returns their pairs' positions, and what failed."""
+    def _collect(
+        self, outputs: np.ndarray, hedge: Hedge, agrees: Callable[[np.ndarray, np.ndarray], bool]
+    ) -> tuple[list[np.ndarray], list[Failed]]:
+        """Put results into `outputs` one behind the other; returns their pairs' positions, and what failed.
+
+        A result that is looked at and does not agree with this machine's own counts as failed.
+        """
         start = time.perf_counter()
         answered: list[np.ndarray] = []
+        rejected: list[Failed] = []
         filled = 0
 
         def take(outstanding: Outstanding, result: ExecuteResult) -> None:
             nonlocal filled
             positions = outstanding.positions
+            if self._verify and self._random.random() < self._verify:
+                self.executed.verified += 1
+                if not agrees(positions, result.outputs):
+                    rejected.append(Failed(outstanding, _disagrees(outstanding)))
+                    return
             outputs[filled : filled + positions.size] = result.outputs
             filled += positions.size
             answered.append(positions)
@@ -263,7 +286,7 @@ class Dispatcher:
         failed = self.exchange.collect(take, hedge)
         self.executed.remote_layers += 1
         self.executed.wait_s += time.perf_counter() - start
-        return answered, failed
+        return answered, failed + rejected
 
     def _set_aside(self, failed: list[Failed]) -> None:
         """Stop using the sessions that failed, and those whose worker has said that it is leaving.
@@ -281,6 +304,13 @@ class Dispatcher:
         here = sum(e in slots for e in experts.tolist())
         self.executed.local += here
         self.executed.ssd += experts.size - here
+
+
+def _disagrees(outstanding: Outstanding) -> WorkerBadReply:
+    return WorkerBadReply(
+        f"worker {outstanding.worker} computed something else than this machine in layer {outstanding.call.layer}",
+        "its memory or its copy of the checkpoint is damaged: restart it, and check its hardware if that repeats",
+    )
 
 
 def _local_s(local: ExpertLayer, experts: np.ndarray) -> float:

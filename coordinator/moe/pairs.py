@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
+SAME_WITHIN = 0.03  # of the largest value: bfloat16 keeps 8 bits
+
 FEW_PAIRS = 64  # up to here a loop over Python numbers is faster than numpy's passes
 
 
@@ -51,3 +53,15 @@ def join(parts: Sequence[mx.array], positions: Sequence[np.ndarray], pairs: int)
     order = np.empty_like(counted)
     order[place] = counted
     return y[mx.array(order)]
+
+
+def same_outputs(mine: np.ndarray, theirs: np.ndarray) -> bool:
+    """Whether two machines computed the same outputs [P, D], given as raw bits.
+
+    To the bit in float32 (CPU); bfloat16 within SAME_WITHIN of the largest value, since kernels may sum in another
+    order on another device.
+    """
+    if mine.dtype == np.float32 or np.array_equal(mine, theirs):
+        return np.array_equal(mine, theirs)
+    a, b = (np.left_shift(bits.astype(np.uint32), 16).view(np.float32) for bits in (mine, theirs))
+    return bool(np.abs(a - b).max() <= SAME_WITHIN * max(np.abs(a).max(), 1e-6))

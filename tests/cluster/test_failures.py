@@ -132,3 +132,27 @@ def test_worker_that_answers_garbage(mode: str, expected: list[int], caplog: pyt
             assert cluster.dispatcher is not None
             assert cluster.dispatcher.executed.fallbacks > 0
             assert any("set aside" in r.getMessage() for r in caplog.records)
+
+
+def test_worker_that_computes_wrongly_is_found_by_spot_checks(
+    expected: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = str(Path(__file__).parents[1] / "fixtures" / "bad_worker.py")
+    settings = FAST | {"verify": "100%"}
+    with LoopbackCluster(DEMO_MODEL, settings=settings, program=(sys.executable, bad, "wrong", "40")) as loopback:
+        for _, cluster, loaded in _loaded(loopback):
+            assert generate(loaded) == expected
+            assert cluster.dispatcher is not None
+            assert cluster.dispatcher.executed.verified > 0
+            assert cluster.dispatcher.executed.fallbacks > 0
+            assert any("computed something else" in r.getMessage() for r in caplog.records)
+
+
+def test_spot_checks_of_honest_workers_find_nothing(expected: list[int]) -> None:
+    settings = {"timeouts": {"execute": "4s"}, "verify": 0.5}
+    with LoopbackCluster(DEMO_MODEL, settings=settings) as loopback:
+        for _, cluster, loaded in _loaded(loopback):
+            assert generate(loaded) == expected
+            assert cluster.dispatcher is not None
+            assert cluster.dispatcher.executed.verified > 10
+            assert cluster.dispatcher.executed.fallbacks == 0
