@@ -133,12 +133,13 @@ class ExpertLayer:
                 f"layer {self._index} has no slot left for experts that are not pinned", "Raise coordinator.memory"
             )
         self.settle()
-        # Half the slots are filled while the other half is computed on.
+        # Half the slots are filled while the other half is computed on, what is there first.
         half = width if fits else max(1, width // 2)
+        groups = [part[i : i + half] for part in (here, missing) for i in range(0, len(part), half)]
         outputs, positions = [], []
         before: list[int] = []
-        for group in ([here] if here else []) + [missing[i : i + half] for i in range(0, len(missing), half)]:
-            if group is not here:
+        for group in groups:
+            if group[0] not in self.table.slots:
                 beside = fits or sum(e not in self.table.pinned for e in before) + len(group) <= width
                 mx.eval(outputs[:-1] if beside else outputs)
                 self._load(group, keep=distinct if fits else [*before, *group] if beside else group)

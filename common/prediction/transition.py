@@ -32,7 +32,7 @@ class Transition:
         self.depth = depth
         self.counts = np.zeros((layers, num_experts, num_experts), np.float32)
         self.uses = np.zeros((layers, num_experts), np.float32)
-        self.steps = np.zeros(layers, np.int64)
+        self.steps = np.zeros(layers, np.float64)
         self._last: list[np.ndarray | None] = [None] * layers
 
     def observe(self, layer: int, routing: Routing) -> None:

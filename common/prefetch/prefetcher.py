@@ -74,7 +74,7 @@ class Prefetcher:
         self.steps = 0
         self._layers = layers
         self._positions = {layer.buffers.layer.index: i for i, layer in enumerate(layers)}
-        self._predictors = predictors
+        self.predictors = predictors
         self._routers = routers or {}
         self._forced = forced
         self._clock = clock
@@ -93,7 +93,7 @@ class Prefetcher:
         if x.shape[0] > MAX_ROWS:
             return []
         position = self._positions[index]
-        for predictor in self._predictors:
+        for predictor in self.predictors:
             ahead = (position + predictor.depth) % len(self._layers)
             if not (self._shadow or self._chosen(ahead) is predictor):
                 continue
@@ -114,9 +114,9 @@ class Prefetcher:
         self._score(position, chosen)
         own = None if self._own is None else np.array(self._own)
         probes = {depth: np.array(logits) for depth, logits in self._probes.items()}
-        for predictor in self._predictors:
+        for predictor in self.predictors:
             predictor.observe(position, Routing(chosen, own, probes.get(predictor.depth)))
-        for depth in {p.depth for p in self._predictors}:
+        for depth in {p.depth for p in self.predictors}:
             self._look_ahead((position + depth) % len(self._layers), depth)
         if position == len(self._layers) - 1:
             self.steps += 1
@@ -165,7 +165,7 @@ class Prefetcher:
         if not self._guesses[ahead]:
             self._resident[ahead] = frozenset(resident)
         top = 2 * MAX_PREFETCH
-        for number, predictor in enumerate(self._predictors):
+        for number, predictor in enumerate(self.predictors):
             mine = acting and choice is not None and predictor is choice.predictor
             if predictor.depth != depth or not (self._shadow or mine):
                 continue
@@ -184,7 +184,7 @@ class Prefetcher:
         costs = Costs(measures.fetch_s, measures.layer_s, measures.useless_s, measures.readers)
         for position, scores in enumerate(self.scores):
             best: Choice | None = None
-            for predictor, score in zip(self._predictors, scores, strict=True):
+            for predictor, score in zip(self.predictors, scores, strict=True):
                 m, gain = prefetch_gain(score.chances()[:MAX_PREFETCH].tolist(), predictor.depth, costs)
                 if m and (best is None or gain > best.gain_s):
                     best = Choice(predictor, m, gain)

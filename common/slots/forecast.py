@@ -28,7 +28,7 @@ class Successors:
     def __init__(self, num_experts: int) -> None:
         self.counts = np.zeros((num_experts, num_experts), np.float32)
         self.uses = np.zeros(num_experts, np.float32)
-        self.steps = 0
+        self.steps = np.zeros(1, np.float64)
         self._trace: dict[int, float] = {}
 
     def observe(self, experts: Sequence[int]) -> None:
@@ -46,7 +46,7 @@ class Successors:
 
     def likelihood(self, experts: Sequence[int]) -> np.ndarray:
         """[E]: discounted uses to expect of every expert after `experts` were chosen."""
-        base = (self.uses + 0.1) / (self.steps + 1) / (1 - DISCOUNT)
+        base = (self.uses + 0.1) / (self.steps[0] + 1) / (1 - DISCOUNT)
         chosen = np.fromiter(experts, np.intp, len(experts))
         rates = (self.counts[chosen] + PRIOR_USES * base) / (self.uses[chosen, None] + PRIOR_USES)
         return base * np.exp(EVIDENCE_WEIGHT * np.log(rates / base).sum(axis=0))

@@ -50,7 +50,7 @@ class SlotTable:
         self.counts = SlotCounts()
         self.slots: dict[int, int] = {}  # mapped experts; read-only for callers
         self.pinned: set[int] = set()  # subset of the mapped ones
-        self._policy: EvictionPolicy = policy or LRU()
+        self.policy: EvictionPolicy = policy or LRU()
         self._free = list(range(capacity - 1, -1, -1))
         self._reserved: dict[int, int] = {}
         self._unused: set[int] = set()  # prefetched and not chosen yet
@@ -67,7 +67,7 @@ class SlotTable:
 
     def look_up(self, experts: Sequence[int]) -> list[int]:
         """Count and remember the use of distinct `experts`; return those that are not mapped, in order."""
-        self._policy.selected(experts)
+        self.policy.selected(experts)
         if self._unused:
             came_in_time = self._unused.intersection(experts)
             self.counts.useful += len(came_in_time)
@@ -79,7 +79,7 @@ class SlotTable:
             if expert in slots:
                 hits += 1
                 if expert not in pinned:
-                    self._policy.used(expert)
+                    self.policy.used(expert)
             else:
                 missing.append(expert)
         self.counts.hits += hits
@@ -115,7 +115,7 @@ class SlotTable:
         if pin:
             self.pinned.add(expert)
         else:
-            self._policy.used(expert)
+            self.policy.used(expert)
 
     def release(self, expert: int) -> None:
         """Filling the reserved slot of `expert` failed or is not wanted any more."""
@@ -126,13 +126,13 @@ class SlotTable:
         self._free.append(self.slots.pop(expert))
         self.pinned.discard(expert)
         self._unused.discard(expert)
-        self._policy.gone(expert)
+        self.policy.gone(expert)
 
     def _evict(self, keep: Collection[int]) -> int | None:
-        victim = self._policy.victim(keep)
+        victim = self.policy.victim(keep)
         if victim is None:
             return None
-        self._policy.gone(victim)
+        self.policy.gone(victim)
         self._unused.discard(victim)
         self.counts.evictions += 1
         return self.slots.pop(victim)

@@ -21,6 +21,7 @@ from titan.common.store.files import CacheMode, OpenFile, ShardFiles
 __all__ = ["Segment", "read_run", "runs_of"]
 
 MAX_VECTORS = 1024  # IOV_MAX on Linux and macOS
+MAX_RUN_BYTES = 32 << 20  # what a call reads at most; also the size of a reader's aligned buffer with O_DIRECT
 MAX_GAP_BYTES = 4096  # padding between two experts of a pack is read over
 ALIGNMENT_BYTES = 4096  # of offset, length and memory with O_DIRECT
 _thread = threading.local()
@@ -40,6 +41,7 @@ def runs_of(segments: Sequence[Segment]) -> list[list[Segment]]:
     path, end = None, 0
     for segment in segments:
         near = segment.path == path and 0 <= segment.offset - end < MAX_GAP_BYTES
+        near = near and segment.offset + segment.buffer.nbytes - runs[-1][0].offset <= MAX_RUN_BYTES
         if near and len(runs[-1]) < MAX_VECTORS // 2:  # half: gaps take vectors too
             runs[-1].append(segment)
         else:

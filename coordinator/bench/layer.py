@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,33 +93,40 @@ def bench_layer(model: Path, repeats: int, on_phase: Callable[[str], None]) -> l
     return [_figures(name, rows, floor_us) for name, rows in samples.items()]
 
 
-def bench_decode(model: Path, tokens: int, repeats: int, on_phase: Callable[[str], None]) -> DecodeByTransport:
-    """Decode over two workers with each transport, in turns."""
+def bench_decode(model: Path, tokens: int, runs: int, on_phase: Callable[[str], None]) -> DecodeByTransport:
+    """Decode `tokens` tokens `runs` times with each transport, in turns, each over two workers of its own.
+
+    What the lane saves is the median of the differences between neighbouring runs: a noisy machine disturbs both.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in TRANSPORTS}
     outputs: list[list[int]] = []
-    with LoopbackCluster(model, ("worker-1", "worker-2"), settings=PATIENCE) as loopback:
-        layers = len(loopback.checkpoint.shape.layers)
-        for turn in range(repeats):
+    with ExitStack() as stack:
+        loaded: dict[str, LoadedModel] = {}
+        layers = 0
+        for name in TRANSPORTS:
+            on_phase(f"starting two workers for {name}")
+            loopback = stack.enter_context(LoopbackCluster(model, ("worker-1", "worker-2"), settings=PATIENCE))
+            layers = len(loopback.checkpoint.shape.layers)
+            cluster = _coordinator(loopback, name)
+            stack.callback(cluster.close)
+            loaded[name] = cluster.load()
+            _decode(loaded[name], tokens)
+        for run in range(runs):
+            on_phase(f"decoding {run + 1} of {runs}")
             for name in TRANSPORTS:
-                on_phase(f"decoding {turn + 1} of {repeats} over {name}")
-                cluster = _coordinator(loopback, name)
-                try:
-                    loaded = cluster.load()
-                    _decode(loaded, tokens // 4)
-                    started = time.perf_counter()
-                    outputs.append(_decode(loaded, tokens))
-                    seconds[name].append(time.perf_counter() - started)
-                finally:
-                    cluster.close()
+                started = time.perf_counter()
+                outputs.append(_decode(loaded[name], tokens))
+                seconds[name].append(time.perf_counter() - started)
+    per_layer = 1e6 / tokens / layers
+    pairs = list(zip(seconds["lane"], seconds["grpc"], strict=True))
     middle = {name: statistics.median(values) for name, values in seconds.items()}
-    a_layer = {name: value / tokens / layers * 1e6 for name, value in middle.items()}
     return DecodeByTransport(
         layers=layers,
         tokens=tokens,
-        us_a_layer={name: round(value, 1) for name, value in a_layer.items()},
+        us_a_layer={name: round(value * per_layer, 1) for name, value in middle.items()},
         tokens_per_s={name: round(tokens / value, 2) for name, value in middle.items()},
-        saved_us=round(a_layer["grpc"] - a_layer["lane"], 1),
-        ratio=round(middle["grpc"] / middle["lane"], 3),
+        saved_us=round(statistics.median((grpc - lane) * per_layer for lane, grpc in pairs), 1),
+        ratio=round(statistics.median(grpc / lane for lane, grpc in pairs), 3),
         identical=all(output == outputs[0] for output in outputs),
     )
 

@@ -62,8 +62,10 @@ def net_command(
 def layer_command(
     model: Annotated[Path, typer.Option(help="Checkpoint to measure; the demo model by default.")] = DEMO_MODEL,
     repeats: Annotated[int, typer.Option(min=4, max=100_000, help="Layers over each transport.")] = 400,
-    decode: Annotated[int, typer.Option(min=0, max=10_000, help="Tokens to decode over two workers; 0: none.")] = 64,
-    runs: Annotated[int, typer.Option(min=1, max=100, help="Decoding runs over each transport.")] = 3,
+    decode: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Tokens a decoding run over two workers; 0: none.")
+    ] = 16,
+    runs: Annotated[int, typer.Option(min=1, max=100, help="Decoding runs over each transport.")] = 12,
     as_json: JsonOption = False,
 ) -> None:
     """What one remote layer costs, part by part, over the lane and over gRPC; and decoding over both."""

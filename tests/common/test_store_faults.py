@@ -206,6 +206,8 @@ def test_runs_stay_below_the_systems_limit_of_vectors() -> None:
     buffer = np.zeros(16, np.uint8)
     segments = [Segment("a", 16 * i, buffer) for i in range(2000)]
     assert [len(run) for run in runs_of(segments)] == [512, 512, 512, 464]
+    big = np.zeros(12 << 20, np.uint8)
+    assert [len(run) for run in runs_of([Segment("a", i * big.nbytes, big) for i in range(5)])] == [2, 2, 1]
     assert len(runs_of([Segment("a", 0, buffer), Segment("b", 16, buffer), Segment("b", 8000, buffer)])) == 3
 
 
