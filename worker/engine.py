@@ -43,8 +43,8 @@ class MLXThread:
     """Runs jobs in order and requests in fair order, in turns, on a thread of its own.
 
     Args:
-        merge: whether requests of one layer are executed together. None: where it gives the same bits, which on
-            Metal and CUDA is so only while nothing is sorted (their sorted kernels depend on the number of pairs).
+        merge: whether requests of one layer are executed together. None: on a CPU only, where it gives the same bits
+            (the sorted kernels of Metal and CUDA depend on the number of pairs).
     """
 
     def __init__(self, name: str = "titan-mlx", *, merge: bool | None = None) -> None:
