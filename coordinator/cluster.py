@@ -19,11 +19,12 @@ from mlx_lm.utils import load_tokenizer
 
 from titan.common.arrays import COMPUTE_DTYPES, compute_dtype
 from titan.common.config.hosts import HostsConfig
-from titan.common.errors import PlanError
+from titan.common.errors import PlanError, StoreError
 from titan.common.experts import ExpertLayer
 from titan.common.log import get_logger
 from titan.common.platform import memory_budget_bytes
 from titan.common.prefetch.build import make_prefetcher
+from titan.common.prefetch.learned import recall, remember
 from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.registry import Checkpoint
 from titan.common.security.credentials import Credentials
@@ -185,6 +186,8 @@ class Cluster:
             self.hosts.verify,
         )
         self.dispatcher.prefetcher = self._prefetcher(model)
+        if self._learned_file is not None:
+            recall(self._learned_file, shape.fingerprint, list(self.layers.values()), self.dispatcher.prefetcher)
         model.bind(self.layers, self.dispatcher)
         if self.options.trace is not None:
             model.record(self.options.trace, self.checkpoint.shape)
@@ -213,6 +216,7 @@ class Cluster:
             link.close(self.hosts.timeouts.probe + 2)
         self._readers.close()
         self.store.close()
+        self._remember()
         if self.model is not None:
             self.model.close()
         self.layers.clear()
@@ -220,6 +224,21 @@ class Cluster:
         self.dispatcher = None
 
     # ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _learned_file(self) -> Path | None:
+        folder = self.options.figures_folder
+        return None if folder is None else folder / f"routing-{self.checkpoint.shape.fingerprint[:16]}.npz"
+
+    def _remember(self) -> None:
+        """Keep what was learned about routing; a file that cannot be written is no reason to fail."""
+        if self._learned_file is None or self.dispatcher is None:
+            return
+        layers = list(self.layers.values())
+        try:
+            remember(self._learned_file, self.checkpoint.shape.fingerprint, layers, self.dispatcher.prefetcher)
+        except StoreError as error:
+            log.warning("what was learned about routing is not kept", error=str(error))
 
     def greet(self) -> None:
         """Start every keeper; wait until each worker has answered Hello or its first try is over."""

@@ -17,9 +17,11 @@ from titan.common.console import run_command
 from titan.common.errors import ConfigError, EngineFailed
 from titan.common.log import get_logger, setup_logging
 from titan.common.platform import keep_awake, set_nofile_limit
+from titan.common.prefetch.build import PREFETCH
 from titan.common.registry import open_checkpoint
 from titan.common.security.credentials import Credentials, load_credentials
 from titan.common.security.identity import Role, require_role
+from titan.common.slots import POLICIES
 from titan.coordinator.api import ApiKeys, ApiServer, create_app
 from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.generation.engine import Engine
@@ -50,7 +52,10 @@ def serve(
     prefill_step: Annotated[
         int, typer.Option(min=1, max=65536, help="Prompt tokens a forward pass; fewer need less memory.")
     ] = DEFAULT_PREFILL_STEP_TOKENS,
-    policy: Annotated[str, typer.Option(help="Eviction from the cache of experts: lru or lfu.")] = "lru",
+    policy: Annotated[str, typer.Option(help="Eviction from the cache of experts: lru, lfu or forecast.")] = "lru",
+    prefetch: Annotated[
+        str, typer.Option(help="Read experts ahead of need: off, auto, previous, transition or probe.")
+    ] = "off",
     trace: Annotated[
         Path | None, typer.Option(help="Record the router's choices in this file, for `titan simulate` and planning.")
     ] = None,
@@ -60,14 +65,16 @@ def serve(
     """Serve a model whose experts live on this machine, on workers and on the local SSD."""
     setup_logging(log_format, log_level)
     set_nofile_limit()
-    if policy not in ("lru", "lfu"):
-        raise ConfigError(f"there is no eviction policy {policy!r}", "use lru or lfu")
+    for what, value, known in (("eviction policy", policy, POLICIES), ("prefetch", prefetch, PREFETCH)):
+        if value not in known:
+            raise ConfigError(f"there is no {what} {value!r}", f"Use one of {', '.join(known)}")
     config = load_hosts(hosts)
     options = ClusterOptions(
         name=name,
         context=context,
         prefill_step_tokens=prefill_step,
         policy=policy,
+        prefetch=prefetch,
         plan=_read_plan(plan),
         measure=not quick_plan,
         figures_folder=FIGURES_FOLDER.expanduser(),

@@ -49,7 +49,7 @@ def _arrays(layers: Sequence[ExpertLayer], prefetcher: Prefetcher | None) -> dic
     arrays: dict[str, np.ndarray] = {}
     for layer in layers:
         policy = layer.table.policy
-        if isinstance(policy, Forecast):
+        if isinstance(policy, Forecast) and not layer.whole:
             name = f"successors.{layer.buffers.layer.index}"
             arrays[f"{name}.counts"] = policy.successors.counts
             arrays[f"{name}.uses"] = policy.successors.uses

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from titan.common.config.hosts import HostsConfig
 from titan.common.prefetch.build import make_prefetcher
 from titan.common.registry import open_checkpoint
+from titan.common.slots import Forecast
 from titan.common.slots.buffers import slot_bytes
 from titan.coordinator.bench.local import load_alone, run
 from titan.coordinator.cluster import Cluster, ClusterOptions
@@ -17,11 +20,13 @@ PROMPT = [5, 17, 29, 41]
 TOKENS = 40
 
 
-def load(slots: int, policy: str = "lru", prefetch: str = "off") -> tuple[Cluster, LoadedModel]:
+def load(
+    slots: int, policy: str = "lru", prefetch: str = "off", folder: Path | None = None
+) -> tuple[Cluster, LoadedModel]:
     checkpoint = open_checkpoint(DEMO_MODEL)
     memory = slots * sum(slot_bytes(spec, "float32") for spec in checkpoint.shape.layers)
     hosts = HostsConfig.model_validate({"model": str(DEMO_MODEL), "coordinator": {"memory": memory}})
-    cluster = Cluster(hosts, checkpoint, None, ClusterOptions(policy=policy, prefetch=prefetch))
+    cluster = Cluster(hosts, checkpoint, None, ClusterOptions(policy=policy, prefetch=prefetch, figures_folder=folder))
     return cluster, cluster.load()
 
 
@@ -60,3 +65,15 @@ def test_the_condition_keeps_it_silent_where_reads_are_cheaper_than_handing_them
     assert prefetcher.measures.fetch_s > 0
     assert max(score.recall(4) for row in prefetcher.scores for score in row) > 0.2, "the shadow scores nothing"
     loaded.close()
+
+
+def test_what_was_learned_is_there_after_a_restart(expected: list[int], tmp_path: Path) -> None:
+    seen = []
+    for _ in range(2):
+        cluster, loaded = load(8, policy="forecast", prefetch="auto", folder=tmp_path)
+        policies = [layer.table.policy for layer in cluster.layers.values()]
+        seen.append(max(p.successors.steps[0] for p in policies if isinstance(p, Forecast)))
+        assert run(loaded, PROMPT, TOKENS, lookahead=False) == expected
+        loaded.close()
+    assert seen[0] == 0
+    assert seen[1] >= TOKENS - 1
