@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from starlette.types import Receive
 
-from titan.common.errors import EngineNotReady
-from titan.coordinator.generation import Finished, Handle, TextDelta, TokenLogprob
+from titan.common.errors import EngineNotReady, TitanError
+from titan.coordinator.generation import Event, Finished, Handle, TextDelta, TokenLogprob
 
-__all__ = ["Answer", "Client", "collect", "collect_all", "followed", "require_whole"]
+__all__ = ["Answer", "Client", "collect", "collect_all", "followed", "merged", "require_whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,36 @@ async def collect_all(handles: Sequence[Handle], receive: Receive) -> list[Answe
     for answer in answers:
         require_whole(answer.finished)
     return answers
+
+
+async def merged(handles: Sequence[Handle]) -> AsyncGenerator[tuple[int, Event], None]:
+    """The events of several answers as they come, each with its number; raises what any of them raises."""
+    if len(handles) == 1:
+        async for event in handles[0]:
+            yield 0, event
+        return
+    arrived: asyncio.Queue[tuple[int, Event | TitanError]] = asyncio.Queue()
+
+    async def follow(index: int, handle: Handle) -> None:
+        try:
+            async for event in handle:
+                arrived.put_nowait((index, event))
+        except TitanError as error:
+            arrived.put_nowait((index, error))
+
+    tasks = [asyncio.create_task(follow(i, handle)) for i, handle in enumerate(handles)]
+    try:
+        running = len(tasks)
+        while running:
+            index, event = await arrived.get()
+            if isinstance(event, TitanError):
+                raise event
+            running -= isinstance(event, Finished)
+            yield index, event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def require_whole(finished: Finished) -> None:

@@ -9,12 +9,14 @@ from starlette.exceptions import HTTPException
 
 from titan.common.config.address import is_loopback
 from titan.common.errors import ConfigError, TitanError
+from titan.coordinator.api.anthropic import anthropic_router
 from titan.coordinator.api.auth import ApiKeys
 from titan.coordinator.api.chat import chat_router
 from titan.coordinator.api.completions import completions_router
 from titan.coordinator.api.errors import http_exception_response, titan_error_response
 from titan.coordinator.api.gate import Gate
 from titan.coordinator.api.limits import Limits
+from titan.coordinator.api.responses import responses_router
 from titan.coordinator.api.service import Readiness, Service
 from titan.coordinator.api.status import status_router
 from titan.coordinator.generation import Engine
@@ -51,6 +53,8 @@ def create_app(
     app.include_router(status_router(service))
     app.include_router(chat_router(service))
     app.include_router(completions_router(service))
+    app.include_router(responses_router(service))
+    app.include_router(anthropic_router(service))
     app.add_exception_handler(TitanError, titan_error_response)
     app.add_exception_handler(HTTPException, http_exception_response)
     app.add_middleware(Gate, api_keys=api_keys, listen_host=listen_host)

@@ -24,8 +24,11 @@ class ApiKeys:
     def of(keys: Iterable[str]) -> ApiKeys:
         return ApiKeys(frozenset(_digest(key.encode()) for key in keys))
 
-    def check(self, authorization: bytes | None) -> None:
-        """Raise Unauthorized unless the header's value is `Bearer` and one of the keys."""
+    def check(self, authorization: bytes | None, x_api_key: bytes | None = None) -> None:
+        """Raise Unauthorized unless the headers' value is one of the keys: `Authorization: Bearer KEY` as OpenAI's
+        clients send it, or `x-api-key: KEY` as Anthropic's do."""
+        if authorization is None and x_api_key:
+            authorization = b"Bearer " + x_api_key
         if authorization is None:
             raise Unauthorized("this API needs a key and the request has none", _MEND)
         scheme, _, key = authorization.partition(b" ")

@@ -11,13 +11,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from titan.coordinator.api.answers import Answer, collect_all, require_whole
+from titan.common.errors import InvalidRequest
+from titan.coordinator.api.answers import Answer, collect_all, merged, require_whole
 from titan.coordinator.api.body import read_object
 from titan.coordinator.api.gate import CLIENT_CLOSED_REQUEST, request_id
 from titan.coordinator.api.logprobs import completion_logprobs
 from titan.coordinator.api.schemas import CompletionRequest, validate
 from titan.coordinator.api.service import Service
-from titan.coordinator.api.sse import EventStream
+from titan.coordinator.api.sse import EventStream, data_event
+from titan.coordinator.api.turn import check_biases, nth_choice
 from titan.coordinator.api.usage import usage_body
 from titan.coordinator.generation import (
     GenerationRequest,
@@ -31,6 +33,8 @@ from titan.coordinator.generation import (
 
 __all__ = ["completions_router"]
 
+MAX_ANSWERS = 64
+
 
 def completions_router(service: Service) -> APIRouter:
     router = APIRouter()
@@ -40,28 +44,35 @@ def completions_router(service: Service) -> APIRouter:
         body = validate(CompletionRequest, await read_object(request, service.limits))
         served = service.served(body.model)
         prompts = [await service.text_prompt(served, prompt) for prompt in body.prompt]
-        handles = service.engine.submit_all(
-            [
-                GenerationRequest(
-                    prompt=prompt,
-                    max_tokens=fit_max_tokens(
-                        len(prompt),
-                        body.max_tokens,
-                        served.context_tokens,
-                        default=service.limits.default_max_tokens,
-                        param="prompt",
-                    ),
-                    sampling=body.sampling,
-                    stop=body.stop,
-                    top_logprobs=body.logprobs,
-                    request_id=request_id(request),
-                )
-                for prompt in prompts
-            ]
-        )
+        check_biases(served, body.sampling)
+        choices = body.n or 1
+        if len(prompts) * choices > MAX_ANSWERS:
+            raise InvalidRequest(
+                f"{len(prompts)} prompts with {choices} answers each are more than {MAX_ANSWERS} answers",
+                "send fewer at a time",
+                param="n",
+            )
+        requests = [
+            GenerationRequest(
+                prompt=prompt,
+                max_tokens=fit_max_tokens(
+                    len(prompt),
+                    body.max_tokens,
+                    served.context_tokens,
+                    default=service.limits.default_max_tokens,
+                    param="prompt",
+                ),
+                sampling=body.sampling,
+                stop=body.stop,
+                top_logprobs=body.logprobs,
+                request_id=request_id(request),
+            )
+            for prompt in prompts
+        ]
+        handles = service.engine.submit_all([nth_choice(r, i) for r in requests for i in range(choices)])
         shape = _Shape(body, served)
         if body.stream:
-            return EventStream(shape.stream(handles), handles)
+            return EventStream(shape.stream(handles), handles, comment_s=service.limits.stream_comment_s)
         answers = await collect_all(handles, request.receive)
         if answers is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -86,21 +97,20 @@ class _Shape:
         ]
         return self._object(choices) | {"usage": usage_body(answer.finished.usage for answer in answers)}
 
-    async def stream(self, handles: Sequence[Handle]) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(self, handles: Sequence[Handle]) -> AsyncGenerator[bytes, None]:
         usages: list[Usage] = []
-        for index, handle in enumerate(handles):
-            offset = 0
-            async for event in handle:
-                if isinstance(event, TextDelta):
-                    choice = self._choice(index, event.text, event.tokens, event.logprobs, offset=offset)
-                    offset += len(event.text)
-                else:
-                    require_whole(event)
-                    choice = self._choice(index, "", reason=event.reason)
-                    usages.append(event.usage)
-                yield self._object([choice]) | ({"usage": None} if self._body.include_usage else {})
+        offsets = [0] * len(handles)
+        async for index, event in merged(handles):
+            if isinstance(event, TextDelta):
+                choice = self._choice(index, event.text, event.tokens, event.logprobs, offset=offsets[index])
+                offsets[index] += len(event.text)
+            else:
+                require_whole(event)
+                choice = self._choice(index, "", reason=event.reason)
+                usages.append(event.usage)
+            yield data_event(self._object([choice]) | ({"usage": None} if self._body.include_usage else {}))
         if self._body.include_usage:
-            yield self._object([]) | {"usage": usage_body(usages)}
+            yield data_event(self._object([]) | {"usage": usage_body(usages)})
 
     def _choice(
         self,

@@ -66,7 +66,7 @@ class Gate:
             try:
                 self._admit(scope["path"], headers)
             except TitanError as error:
-                await error_response(error)(scope, receive, send_with_id)
+                await error_response(error, scope["path"])(scope, receive, send_with_id)
                 return
             await self._app(scope, receive, send_with_id)
         except Exception:
@@ -74,7 +74,7 @@ class Gate:
             if status:
                 raise  # the answer has begun: the server can only cut the connection
             error = EngineFailed("the coordinator failed on this request", "its log has the reason under this id")
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error, scope["path"])(scope, receive, send_with_id)
         finally:
             if scope["path"] not in _OPEN_PATHS:
                 log.info(
@@ -90,7 +90,7 @@ class Gate:
         if self._api_keys is None:
             check_local(_text(headers.get(b"host")), _text(headers.get(b"origin")), self._listen_host)
         elif path not in _OPEN_PATHS:
-            self._api_keys.check(headers.get(b"authorization"))
+            self._api_keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
 
 
 def _text(value: bytes | None) -> str | None:

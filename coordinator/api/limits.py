@@ -17,6 +17,7 @@ class Limits:
         head_bytes: longest request line and headers.
         head_s: time for the head of a request to arrive, and for what is left of a refused body.
         stalled_write_s: time a client may leave an answer unread before its connection is cut.
+        stream_comment_s: a stream that is silent so long gets a comment, so that nobody takes it for dead.
         keep_alive_s: time an idle connection stays open.
         connections: open connections; beyond it clients get 503.
         default_max_tokens: length of an answer when the request names none and the context has room for more.
@@ -28,6 +29,7 @@ class Limits:
     head_bytes: int = 32 << 10
     head_s: float = 10.0
     stalled_write_s: float = 30.0
+    stream_comment_s: float = 5.0
     keep_alive_s: int = 15
     connections: int = 512
     default_max_tokens: int = 4096

@@ -10,7 +10,9 @@ from pydantic_core import PydanticCustomError
 
 from titan.common.errors import InvalidRequest
 from titan.coordinator.api.fields import check_other_fields
+from titan.coordinator.api.forms import AnswerForm, read_response_format
 from titan.coordinator.api.messages import Message, read_messages
+from titan.coordinator.api.tools import ToolChoice, Tools, read_choice, read_tools
 from titan.coordinator.generation import Sampling
 
 __all__ = ["ChatRequest", "CommonFields", "CompletionRequest", "Prompt", "StreamOptions", "validate"]
@@ -19,6 +21,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_PROMPTS = 16
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 16
+MAX_BIASES = 1024
 
 Prompt = str | tuple[int, ...]
 
@@ -51,6 +55,24 @@ def _prompt(value: Any) -> Prompt:
     raise _problem("should be a string, a list of token ids, or a list of either")
 
 
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """OpenAI's {"token id": bias}."""
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise _problem("should be an object of token ids and biases")
+    if len(value) > MAX_BIASES:
+        raise _problem(f"has {len(value)} tokens, at most {MAX_BIASES} are allowed")
+    biases: list[tuple[int, float]] = []
+    for token, bias in value.items():
+        if not token.isascii() or not token.isdecimal() or len(token) > 10:
+            raise _problem(f"has the key {token[:40]!r}, which is not a token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise _problem(f"has a bias for token {token} that is not a number in -100..100")
+        biases.append((int(token), float(bias)))
+    return tuple(biases)
+
+
 def _problem(reason: str) -> PydanticCustomError:
     return PydanticCustomError("field", "{reason}", {"reason": reason})
 
@@ -75,6 +97,11 @@ class CommonFields(BaseModel):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None  # -1, as 0: all
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=4)] | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias)] = ()
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(_stop)] = ()
     return_token_ids: bool | None = None  # Titan's own: choices carry `token_ids`
@@ -87,6 +114,10 @@ class CommonFields(BaseModel):
             top_k=max(self.top_k or 0, 0),
             min_p=self.min_p or 0.0,
             seed=self.seed,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=self.logit_bias,
         )
 
     @property
@@ -96,6 +127,10 @@ class CommonFields(BaseModel):
 
 class ChatRequest(CommonFields):
     messages: Annotated[tuple[Message, ...], PlainValidator(read_messages)]
+    tools: Annotated[Tools, PlainValidator(read_tools)] = ()
+    tool_choice: Annotated[ToolChoice, PlainValidator(read_choice)] = ToolChoice()
+    response_format: Annotated[AnswerForm, PlainValidator(read_response_format)] = AnswerForm()
+    chat_template_kwargs: dict[str, bool | int | float | str] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -115,7 +150,7 @@ class CompletionRequest(CommonFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
-Body = TypeVar("Body", bound=CommonFields)
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def validate(kind: type[Body], fields: Mapping[str, Any]) -> Body:
@@ -133,7 +168,7 @@ def validate(kind: type[Body], fields: Mapping[str, Any]) -> Body:
         reason = context.get("reason", first["msg"])
         raise InvalidRequest(f"{param} {reason[:1].lower()}{reason[1:]}", param=param) from None
     check_other_fields(body.model_extra or {})
-    if body.stream_options is not None and not body.stream:
+    if isinstance(body, CommonFields) and body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream", "send stream: true", param="stream_options")
     if isinstance(body, ChatRequest) and body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs", "send logprobs: true", param="top_logprobs")

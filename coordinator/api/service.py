@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jinja2 import TemplateError
 
@@ -57,19 +58,35 @@ class Service:
             )
         return served
 
-    async def chat_prompt(self, served: ServedModel, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Token ids of a conversation in the model's own chat template, open for the assistant's answer."""
+    async def chat_prompt(
+        self,
+        served: ServedModel,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        values: Mapping[str, Any] | None = None,
+        param: str = "messages",
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation in the model's own chat template, open for the assistant's answer.
+
+        Args:
+            values: further variables of the template.
+        """
         if not served.tokenizer.has_chat_template:
             raise InvalidRequest(f"the model {served.name} has no chat template", "use /v1/completions")
 
         def render() -> tuple[int, ...]:
             try:
-                return tuple(served.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True))
+                return tuple(
+                    served.tokenizer.apply_chat_template(
+                        list(messages), add_generation_prompt=True, tools=list(tools) or None, **(values or {})
+                    )
+                )
             except (TemplateError, ValueError, TypeError, LookupError) as error:
                 raise InvalidRequest(
                     f"the chat template of {served.name} refuses these messages ({error})",
                     "change their roles or order",
-                    param="messages",
+                    param=param,
                 ) from error
 
         return await self._tokenize(render)

@@ -57,11 +57,12 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a request that did not fail."""
+    """The last event of a request that did not fail; `stop_string` is the one of the request's that ended it."""
 
     reason: FinishReason
     usage: Usage
     timings: Timings
+    stop_string: str | None = None
 
 
 Event = TextDelta | Finished

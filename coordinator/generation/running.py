@@ -69,7 +69,7 @@ class Running(Row):
         if self.sequence.reason is None and (rest := self.sequence.finish()) is not None:
             self.job.deliver(rest)
         reason: FinishReason = self.sequence.reason or "cancelled"
-        return Finished(reason, self.usage(), self.timings())
+        return Finished(reason, self.usage(), self.timings(), self.sequence.stop_string)
 
     def failed(self, error: Exception) -> EngineFailed:
         """What the client is told of `error`."""

@@ -34,6 +34,11 @@ class Sequence:
         self.generated_tokens = 0
         self.reason: Literal["stop", "length"] | None = None
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        return self._filter.found
+
     def push(self, step: Step) -> TextDelta | None:
         """Take the next token; return what became final, or None when nothing did."""
         self.generated_tokens += 1

@@ -19,6 +19,7 @@ class StopFilter:
         self._matched = [0] * len(stops)
         self._held = ""
         self.stopped = False
+        self.found: str | None = None
 
     @property
     def held_characters(self) -> int:
@@ -40,6 +41,7 @@ class StopFilter:
             complete = self._advance(self._held[position])
             if complete:
                 self.stopped = True
+                self.found = self._held[position + 1 - complete : position + 1]
                 passed, self._held = self._held[: position + 1 - complete], ""
                 return passed
         keep = max(self._matched)

@@ -78,7 +78,7 @@ def test_chat_equals_mlx_lm_whole_and_streamed(
     assert len({c.id for c in chunks}) == 1
 
 
-def test_streamed_completions_of_several_prompts_are_choices_in_order(
+def test_streamed_completions_of_several_prompts_are_choices_with_their_numbers(
     api: RunningApi, tokenizer: TokenizerWrapper, reference: Reference
 ) -> None:
     prompts = [tokenizer.encode(p) for p in PROMPTS[:3]]
@@ -95,7 +95,7 @@ def test_streamed_completions_of_several_prompts_are_choices_in_order(
             order.append(choice.index)
         usage = chunk.usage
     assert streamed == texts
-    assert order == sorted(order)
+    assert set(order) == {0, 1, 2}
     assert usage == whole.usage
 
 
