@@ -60,24 +60,24 @@ def _prediction(p: Prediction) -> dict[str, object]:
 
 def show_plan(plan: Plan, console: Console) -> None:
     """Tables of nodes and predictions, the gap, and the advice."""
-    table = Table(title="nodes", title_justify="left")
-    for column in ("node", "address", "round trip", "experts", "of layers", "whole", "memory used", "of"):
-        table.add_column(column, justify="left" if column in ("node", "address") else "right")
+    table = _table("nodes", ("node", "round trip", "experts", "whole layers", "memory", "of"))
     for i, node in enumerate(plan.nodes):
         held = plan.held_by(i)
         table.add_row(
             node.name,
-            node.address or "",
             format_seconds(node.round_trip_s) if i else "",
             str(sum(map(len, held))),
-            str(sum(1 for row in held if row)),
-            str(sum(len(row) == plan.num_experts for row in held)),
+            f"{sum(len(row) == plan.num_experts for row in held)} of {len(held)}",
             format_bytes(plan.bytes_on(i)),
             format_bytes(node.memory_bytes),
         )
     console.print(table)
+    for node in plan.nodes:
+        if node.address:
+            console.print(f"{node.name} is reached at {node.address}", soft_wrap=True)
     if plan.predicted is not None:
-        console.print(_predictions(plan, plan.predicted))
+        console.print(_speeds(plan, plan.predicted))
+        console.print(_split(plan, plan.predicted))
     if plan.gap is not None and plan.lower_bound_s is not None:
         console.print(
             f"No placement on these nodes has a step below {format_seconds(plan.lower_bound_s)}: "
@@ -88,19 +88,30 @@ def show_plan(plan: Plan, console: Console) -> None:
         console.print(f"- {sentence}", soft_wrap=True)
 
 
-def _predictions(plan: Plan, predicted: Prediction) -> Table:
-    table = Table(title="predicted", title_justify="left")
-    rates = [rows for rows, _ in predicted.tokens_per_s]
-    heads = ["placement", "step", "attention", "sync", "compute", "round trips", "SSD stall"]
-    heads += [f"tokens/s at batch {rows}" for rows in rates] + ["÷ plan"]
-    for column in heads:
-        table.add_column(column, justify="left" if column == "placement" else "right")
+def _speeds(plan: Plan, predicted: Prediction) -> Table:
+    """Tokens a second of this plan and of naive placements."""
+    batches = [str(rows) for rows, _ in predicted.tokens_per_s]
+    table = _table("tokens/s predicted", ("placement", *(f"batch {rows}" for rows in batches), "step", "÷ plan"))
     for name, p in (("this plan", predicted), *plan.baselines.items()):
-        parts = (p.step_s, p.attention_s, p.sync_s, p.compute_s, p.round_trip_s, p.stall_s)
         speeds = [f"{rate:.1f}" for _, rate in p.tokens_per_s]
-        table.add_row(
-            name.replace("_", " "), *(format_seconds(x) for x in parts), *speeds, f"{p.step_s / predicted.step_s:.2f}"
-        )
+        table.add_row(name.replace("_", " "), *speeds, format_seconds(p.step_s), f"{p.step_s / predicted.step_s:.2f}")
+    return table
+
+
+def _split(plan: Plan, predicted: Prediction) -> Table:
+    """Where the time of a step at batch 1 goes."""
+    table = _table("where a step goes", ("placement", "attention", "sync", "compute", "round trips", "SSD"))
+    for name, p in (("this plan", predicted), *plan.baselines.items()):
+        parts = (p.attention_s, p.sync_s, p.compute_s, p.round_trip_s, p.stall_s)
+        table.add_row(name.replace("_", " "), *(format_seconds(x) for x in parts))
+    return table
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    """A table of at most 80 columns: the first column is text, the others are figures."""
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
     return table
 
 
