@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
+
 from titan.placement.evaluate import Evaluator
 from titan.placement.solver.classes import WorkerClass, usable_bytes
 from titan.placement.solver.dual import Dual, Group, solve_dual
@@ -11,6 +13,7 @@ from titan.placement.solver.layer_bound import INTERVALS, LayerBound
 from titan.placement.solver.outcome import Outcomes
 
 FEW_KINDS = 4
+MAX_TOP_K = 16
 
 
 def layer_kinds(evaluator: Evaluator) -> dict[tuple[tuple[float, ...], int], list[int]]:
@@ -26,8 +29,13 @@ def layer_kinds(evaluator: Evaluator) -> dict[tuple[tuple[float, ...], int], lis
 
 
 def lower_bound(evaluator: Evaluator, classes: list[WorkerClass], deadline: float) -> tuple[float, Dual]:
-    """(seconds no plan's expected step at batch 1 goes below, the dual it comes from). See `solve_dual`."""
+    """(seconds no plan's expected step at batch 1 goes below, the dual it comes from). See `solve_dual`.
+
+    The tables grow with K^2 E^2: above MAX_TOP_K the bound is what no placement changes, attention and the rest.
+    """
     problem, costs = evaluator.problem, evaluator.costs
+    if problem.top_k > MAX_TOP_K:
+        return evaluator.fixed_s, Dual(0.0, np.zeros(1 + len(classes)), [], np.zeros(0))
     workers = [n for c in classes for n in c.members]
     outcomes = Outcomes(costs, workers, problem.top_k)
     tails = [[n for c in classes[i:] for n in c.members] for i in range(1, len(classes))]

@@ -67,8 +67,8 @@ def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.
         plan,
         predicted=predicted,
         baselines={name: predict(evaluator, row, seed=seed, steps=64) for name, row in naive.items()},
-        lower_bound_s=bound_s,
-        gap=max(0.0, (evaluator.step(place) - saved_s) / bound_s - 1),
+        lower_bound_s=max(0.0, bound_s),
+        gap=max(0.0, (evaluator.step(place) - saved_s) / bound_s - 1) if bound_s > 0 else None,
     )
     return replace(plan, advice=explain(plan, {name: evaluator.step(row) for name, row in smaller.items()}))
 

@@ -161,6 +161,17 @@ def test_layers_of_different_sizes_fit() -> None:
     checked(replace(problem, expert_bytes=sizes, nodes=nodes))
 
 
+def test_figures_of_zero_and_a_router_without_choice() -> None:
+    problem = problem_of(0.5, (0.4, 0.0))
+    nodes = tuple(replace(n, compute_s=0.0, ssd_s=0.0) for n in problem.nodes)
+    idle = solve(replace(problem, nodes=nodes, attention_s=(0.0,) * 12, sync_s=0.0))
+    assert idle.lower_bound_s == 0
+    assert idle.gap is None
+    fixed = (1.0,) * 4 + (0.0,) * 28
+    plan = checked(replace(problem_of(0.5, (0.4, 5e-4)), frequencies=(fixed,) * 12))
+    assert all(0 in plan.residency[i][e] or not plan.residency[i][e] for i in range(12) for e in range(4))
+
+
 def test_home_without_top_k_slots_is_refused() -> None:
     with pytest.raises(MemoryBudgetError, match="48"):
         solve(problem_of(0.1, (0.9, 5e-4)))
