@@ -32,6 +32,7 @@ def predict(
     rates = tuple(
         (rows, 1 / step if rows == 1 else rows / batch_step(evaluator, place, rows, seed=seed, steps=steps))
         for rows in problem.batch_rows
+        if step > 0
     )
     return Prediction(step, attention, sync, compute, trip, stall, rates)
 

@@ -17,7 +17,7 @@ def explain(plan: Plan, without: Mapping[str, float]) -> tuple[str, ...]:
         plan: with its prediction and baselines.
         without: expected step in seconds when a worker, by name, is left out; only those that were tried.
     """
-    if plan.predicted is None:
+    if plan.predicted is None or plan.predicted.step_s <= 0:
         return ()
     step, total = plan.predicted.step_s, len(plan.layers)
     home, whole = plan.nodes[0], sum(plan.is_whole(i) for i in range(total))
