@@ -186,7 +186,9 @@ class ExpertLayer:
             )
         try:
             self._read(missing, [self.buffers.targets(slot) for slot in slots])
-        except DiskStalled:  # a reader may still write there: these slots are lost
+        except DiskStalled:  # a reader may still write there
+            for expert in missing:
+                self.table.lose(expert)
             raise
         except BaseException:
             for expert in missing:

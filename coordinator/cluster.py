@@ -157,6 +157,13 @@ class Cluster:
         Raises:
             TitanError: the checkpoint, the memory or the plan does not allow it. Absent workers are no error.
         """
+        try:
+            return self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self) -> LoadedModel:
         mx.set_cache_limit(CACHE_LIMIT_BYTES)
         started = time.monotonic()
         self.greet()
@@ -321,15 +328,13 @@ class Cluster:
         """
         self._check_plan(plan)
         log_plan(plan)
-        old = self.plan
         self._assign(plan)
-        if old is None:
-            return list(range(len(plan.layers)))
-        growth = [new - was for new, was in zip(plan.slots[0], old.slots[0], strict=True)]
-        at_home = [
-            [[0 in holders for holders in row] for row in residency] for residency in (old.residency, plan.residency)
-        ]
-        changed = [i for i in range(len(plan.layers)) if growth[i] or at_home[0][i] != at_home[1][i]]
+        if self.dispatcher is not None:
+            self.dispatcher.prefetcher = None  # it reads into the old slots; `finish_plan` makes a new one
+        tables = [self.layers[layer].table for layer in plan.layers]
+        growth = [new - table.capacity for new, table in zip(plan.slots[0], tables, strict=True)]
+        pinned = [{e for e, holders in enumerate(row) if 0 in holders} for row in plan.residency]
+        changed = [i for i, table in enumerate(tables) if growth[i] or pinned[i] != table.pinned]
         return sorted(changed, key=lambda position: growth[position])
 
     def move_layer(self, plan: Plan, position: int) -> None:

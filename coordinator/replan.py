@@ -121,15 +121,23 @@ class Replanner:
         for done, position in enumerate(changed):
             if self._stop.is_set():
                 return
-            self._between_steps(lambda position=position: cluster.move_layer(plan, position)).result(STEP_TIMEOUT_S)
+            self._on_engine(lambda position=position: cluster.move_layer(plan, position))
             log.debug("layer moved", layer=plan.layers[position], done=done + 1, of=len(changed))
-        self._between_steps(lambda: cluster.finish_plan(plan)).result(STEP_TIMEOUT_S)
+        self._on_engine(lambda: cluster.finish_plan(plan))
+
+    def _on_engine(self, work: Callable[[], None]) -> None:
+        future = self._between_steps(work)
+        try:
+            future.result(STEP_TIMEOUT_S)
+        except FutureTimeout:
+            future.cancel()  # or a layer would move long after this plan was given up
+            raise
 
     def _watch(self) -> None:
         while not self._stop.wait(self._period_s):
             try:
                 self._look()
-            except (TitanError, FutureTimeout) as error:
+            except (TitanError, FutureTimeout, RuntimeError, ValueError, MemoryError) as error:
                 log.warning(f"planning again failed, the running plan stays: {error}")
 
     def _look(self) -> None:

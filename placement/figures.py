@@ -103,7 +103,7 @@ class Figures:
 def fit_line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """(seconds a pair, fixed seconds) of the line through (pairs, seconds) points; neither is negative.
 
-    It has the least relative error. Relative, because decode lives at few pairs: an error of 50 µs matters there and not at 64 rows.
+    It has the least relative error: decode lives at few pairs, where an error of 50 µs matters more than at 64 rows.
     """
     pairs = np.array([p for p, _ in points], float)
     seconds = np.array([s for _, s in points], float)

@@ -60,7 +60,7 @@ class RequestQueue:
         Raises:
             WorkerOverloaded: too many wait, in all or of this session.
         """
-        nbytes = request.call.activations.nbytes
+        nbytes = _nbytes(request)
         with self._lock:
             queue = self._waiting.get(request.origin)
             full = self._count >= MAX_QUEUED or self._bytes + nbytes > MAX_QUEUED_BYTES
@@ -115,7 +115,7 @@ class RequestQueue:
     def _pop(self, origin: Hashable, queue: deque[Request]) -> Request:
         request = queue.popleft()
         self._count -= 1
-        self._bytes -= request.call.activations.nbytes
+        self._bytes -= _nbytes(request)
         if not queue:
             del self._waiting[origin]
         return request
@@ -128,3 +128,9 @@ def expired(request: Request, now: float) -> bool:
 
 def arrival() -> float:
     return time.perf_counter()
+
+
+def _nbytes(request: Request) -> int:
+    """What a waiting request holds, and what its outputs will."""
+    call = request.call
+    return call.activations.nbytes + len(call.pair_rows) * (8 + call.activations.nbytes // call.activations.shape[0])

@@ -101,7 +101,9 @@ class WorkerService(pb_grpc.WorkerServicer):
             raise WorkerDraining(f"worker {self.name} is shutting down", "wait until it is started again")
         check_versions(self.name, coordinator.name, request)
         own = self._checkpoint[0] if self._checkpoint is not None else None
-        holdings = self._hold(coordinator, *agree_on_model(self.name, coordinator.name, request, own))
+        holdings = self._hold(
+            coordinator, request.instance_id, *agree_on_model(self.name, coordinator.name, request, own)
+        )
         session = self.sessions.open(coordinator.name, request.instance_id, context.peer())
         self.execution.end_lanes(lambda old: not self.sessions.is_live(old))
         log.info("session opened", coordinator=coordinator.name, epoch=session.epoch, peer=context.peer())
@@ -120,7 +122,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             reply.lane_token = self.tokens.issue(session, certificate_hash(_certificate(context)))
         return reply
 
-    def _hold(self, coordinator: Identity, shape: ModelShape, dtype: str) -> Holdings:
+    def _hold(self, coordinator: Identity, instance_id: str, shape: ModelShape, dtype: str) -> Holdings:
         """The holdings for `shape`; refuses another model than the one that somebody else uses."""
         with self._lock:
             current = self._holdings
@@ -129,7 +131,8 @@ class WorkerService(pb_grpc.WorkerServicer):
                     raise WorkerRefused("the model shape differs from the one this fingerprint had before")
                 return current
             if current is not None:
-                others = [s for s in self.sessions.live() if s.coordinator != coordinator.name and s.streams > 0]
+                me = (coordinator.name, instance_id)
+                others = [s for s in self.sessions.live() if s.streams > 0 and (s.coordinator, s.instance_id) != me]
                 if others:
                     raise WorkerRefused(
                         f"worker {self.name} serves model {current.shape.fingerprint[:12]} for coordinator "

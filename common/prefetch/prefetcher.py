@@ -73,6 +73,8 @@ class Prefetcher:
         self.scores = [[PredictionScore(2 * MAX_PREFETCH) for _ in predictors] for _ in layers]
         self.steps = 0
         self._layers = layers
+        # A layer that is wholly at home never asks, and so is never seen here.
+        self._final = max((i for i, layer in enumerate(layers) if not layer.whole), default=-1)
         self._positions = {layer.buffers.layer.index: i for i, layer in enumerate(layers)}
         self.predictors = predictors
         self._routers = routers or {}
@@ -118,7 +120,7 @@ class Prefetcher:
             predictor.observe(position, Routing(chosen, own, probes.get(predictor.depth)))
         for depth in {p.depth for p in self.predictors}:
             self._look_ahead((position + depth) % len(self._layers), depth)
-        if position == len(self._layers) - 1:
+        if position == self._final:
             self.steps += 1
             if self._forced is None and (self.steps % CHOOSE_EVERY == 0 or self.steps in (4, 8)):
                 self._choose()

@@ -53,12 +53,13 @@ class SlotTable:
         self.policy: EvictionPolicy = policy or LRU()
         self._free = list(range(capacity - 1, -1, -1))
         self._reserved: dict[int, int] = {}
+        self.lost = 0
         self._unused: set[int] = set()  # prefetched and not chosen yet
 
     @property
     def evictable_slots(self) -> int:
         """Slots that a demand may use: all but those of pinned experts."""
-        return self.capacity - len(self.pinned)
+        return self.capacity - len(self.pinned) - self.lost
 
     @property
     def reserved(self) -> Collection[int]:
@@ -120,6 +121,11 @@ class SlotTable:
     def release(self, expert: int) -> None:
         """Filling the reserved slot of `expert` failed or is not wanted any more."""
         self._free.append(self._reserved.pop(expert))
+
+    def lose(self, expert: int) -> None:
+        """The reserved slot of `expert` may still be written by a read that never ends: it is never used again."""
+        del self._reserved[expert]
+        self.lost += 1
 
     def drop(self, expert: int) -> None:
         """Unmap an expert, pinned or not."""

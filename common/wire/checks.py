@@ -21,7 +21,7 @@ from titan.common.errors import (
     WorkerRefused,
     WorkerTimeout,
 )
-from titan.common.wire.messages import MAX_PAIRS, MAX_ROWS, ExecuteCall
+from titan.common.wire.messages import MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_ROWS, ExecuteCall
 
 U32 = np.dtype("<u4")
 MAX_FAILURE_CHARACTERS = 1000
@@ -79,6 +79,8 @@ def checked_call(
             f"request {request_id} has {len(pair_rows)} bytes of rows and {len(pair_experts)} bytes of experts, not "
             f"1..{MAX_PAIRS} pairs"
         )
+    if pairs * limits.row_bytes > MAX_MESSAGE_BYTES:
+        raise WireError(f"request {request_id} asks for {pairs * limits.row_bytes} bytes of outputs, too many for one")
     row_ids, expert_ids = np.frombuffer(pair_rows, U32), np.frombuffer(pair_experts, U32)
     if (highest := _highest(row_ids)) >= rows:
         raise WireError(f"request {request_id} names row {highest} of {rows}")

@@ -50,7 +50,9 @@ class Grammars:
         """Raise InvalidRequest unless `grammar` can be followed with this tokenizer."""
         problem = LLMatcher.validate_grammar(grammar, self.tokenizer())
         if problem:
-            raise InvalidRequest(f"{param} asks for a form that cannot be enforced ({problem[:500]})", "change it", param=param)
+            raise InvalidRequest(
+                f"{param} asks for a form that cannot be enforced ({problem[:500]})", "change it", param=param
+            )
 
     def tokenizer(self) -> LLTokenizer:
         with self._lock:

@@ -14,7 +14,7 @@ from titan.placement.dispatch import choose
 from titan.placement.dispatch_rows import choose_rows
 
 MAX_ROWS = 32  # beyond it the choice itself would cost more than it brings: every expert goes to a holder
-EVICTED_AGAIN = 0.5  # chance that an expert which a read throws out has to be read back
+EVICTED_AGAIN = 1.0  # an expert that a read throws out is taken to be read back: in tight memory it mostly is
 
 
 def choose_nodes(

@@ -16,8 +16,9 @@ import mlx.core as mx
 import numpy as np
 
 from titan.common.arrays import COMPUTE_DTYPES, from_raw_bits, raw_bits
-from titan.common.errors import ClusterError, WorkerBadReply, WorkerOverloaded
+from titan.common.errors import ClusterError, TitanError, WorkerBadReply, WorkerOverloaded
 from titan.common.experts import ExpertLayer
+from titan.common.log import get_logger
 from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.wire.messages import ExecuteCall, ExecuteResult, split_pairs
 from titan.coordinator.moe.choice import choose_nodes
@@ -26,6 +27,8 @@ from titan.coordinator.remote.exchange import Answered, Exchange, Failed, Hedge,
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Transport
 from titan.placement.cost import Costs
+
+log = get_logger("coordinator.dispatch")
 
 SORT_AT_PAIRS = 64
 VERIFIED_PAIRS = 16  # of an answer that is looked at
@@ -103,6 +106,7 @@ class Dispatcher:
         self._layers = layers
         self._workers = workers
         self._hidden_size = hidden_size
+        self._dtype_name = dtype
         self._dtype = COMPUTE_DTYPES[dtype][1]
         self._itemsize = COMPUTE_DTYPES[dtype][0].itemsize
 
@@ -194,7 +198,11 @@ class Dispatcher:
             for group in groups:
                 if answered():
                     return False
-                outputs.append(local.run_pairs(x, rows[group], flat[group], sort=sort))
+                try:
+                    outputs.append(local.run_pairs(x, rows[group], flat[group], sort=sort))
+                except TitanError as error:  # the answer may still come: wait for it
+                    log.warning(f"executing here instead of waiting failed: {error}", worker=outstanding.worker)
+                    return False
             parts.extend(outputs)
             positions.extend(groups)
             self.executed.hedged += places.size
@@ -203,7 +211,12 @@ class Dispatcher:
         def agrees(places: np.ndarray, theirs: np.ndarray) -> bool:
             """Whether this machine gets the same for some of an answer's pairs."""
             some = places[:VERIFIED_PAIRS]
-            return same_outputs(raw_bits(local.run_pairs(x, rows[some], flat[some], sort=sort)), theirs[: some.size])
+            try:
+                mine = local.run_pairs(x, rows[some], flat[some], sort=sort)
+            except TitanError as error:
+                log.warning(f"a worker's answer could not be checked: {error}")
+                return True
+            return same_outputs(raw_bits(mine), theirs[: some.size], self._dtype_name)
 
         try:
             if mine.size:

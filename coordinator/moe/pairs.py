@@ -55,13 +55,16 @@ def join(parts: Sequence[mx.array], positions: Sequence[np.ndarray], pairs: int)
     return y[mx.array(order)]
 
 
-def same_outputs(mine: np.ndarray, theirs: np.ndarray) -> bool:
+def same_outputs(mine: np.ndarray, theirs: np.ndarray, dtype: str) -> bool:
     """Whether two machines computed the same outputs [P, D], given as raw bits.
 
-    To the bit in float32 (CPU); bfloat16 within SAME_WITHIN of the largest value, since kernels may sum in another
+    To the bit in float32 (CPU); 16-bit floats within SAME_WITHIN of the largest value, since kernels may sum in another
     order on another device.
     """
-    if mine.dtype == np.float32 or np.array_equal(mine, theirs):
+    if dtype == "float32" or np.array_equal(mine, theirs):
         return np.array_equal(mine, theirs)
-    a, b = (np.left_shift(bits.astype(np.uint32), 16).view(np.float32) for bits in (mine, theirs))
+    if dtype == "float16":
+        a, b = (bits.view(np.float16).astype(np.float32) for bits in (mine, theirs))
+    else:
+        a, b = (np.left_shift(bits.astype(np.uint32), 16).view(np.float32) for bits in (mine, theirs))
     return bool(np.abs(a - b).max() <= SAME_WITHIN * max(np.abs(a).max(), 1e-6))

@@ -192,6 +192,8 @@ def install(
                     ) from None
                 continue
             waited_since = time.monotonic()
+            if stopped():
+                raise WorkerLost(f"installing on worker {name} was interrupted")
             if isinstance(message, grpc.RpcError):
                 raise from_rpc_error(message, name, "Assign")
             if message is None:

@@ -23,6 +23,8 @@ from titan.coordinator.remote.transport import Arrival, Transport
 HEDGES_A_CALL = 0.05  # so many hedges are allowed for each answer, in the long run
 MAX_HEDGE_CREDIT = 4.0
 NEVER = float("inf")
+MAX_BUSY_SHARE = 0.5  # of an answer's time: beyond it, and beyond MAX_BUSY_S, only an upper bound is known
+MAX_BUSY_S = 0.001
 
 
 class Outstanding(NamedTuple):
@@ -74,6 +76,7 @@ class Exchange:
         self._poll = select.poll()
         self._transports: dict[int, Transport] = {}  # by descriptor, those that the poll knows
         self._on_result: OnResult = _drop
+        self._looking_since = 0.0
 
     def next_id(self) -> int:
         self._next_id += 1
@@ -111,10 +114,16 @@ class Exchange:
         """
         self._on_result = on_result
         waiting = self._waiting
+        self._looking_since = time.monotonic()
         while waiting:
             now = time.monotonic()
+            if any(min(o.deadline, o.hedge_at) <= now for o in waiting.values()):
+                # What has come counts, however late we look: this thread may have been reading experts meanwhile.
+                self._serve(0)
             until = NEVER
             for key, outstanding in list(waiting.items()):
+                if key not in waiting:
+                    continue  # its answer, or its transport's end, came while another call was hedged
                 if outstanding.deadline <= now:
                     self._failed.append(Failed(waiting.pop(key), _timeout(outstanding)))
                     continue
@@ -189,10 +198,17 @@ class Exchange:
             except ClusterError as error:
                 self._failed.append(Failed(outstanding, error))
             del self._waiting[arrival.request_id]
-            outstanding.times.record(outstanding.positions.size, time.monotonic() - outstanding.sent_at)
+            self._record(outstanding)
             if self._hedge_credit < MAX_HEDGE_CREDIT:
                 self._hedge_credit += HEDGES_A_CALL
         transport.release(arrival)
+
+    def _record(self, outstanding: Outstanding) -> None:
+        """Remember how long an answer took, unless it may have lain there while this thread was busy."""
+        now = time.monotonic()
+        busy_s = self._looking_since - outstanding.sent_at
+        if busy_s <= MAX_BUSY_SHARE * (now - outstanding.sent_at) or busy_s <= MAX_BUSY_S:
+            outstanding.times.record(outstanding.positions.size, now - outstanding.sent_at)
 
     def _hedge(self, key: int, outstanding: Outstanding, hedge: Hedge) -> None:
         if self._hedge_credit < 1:

@@ -245,7 +245,7 @@ class WorkerLink:
             residency, ready = self._residency, self.ready
             if residency is None or ready is None:
                 return
-            kept = {layer: ready.held.get(layer, frozenset()) & frozenset(new) for layer, new in residency.items()}
+            kept = {layer: _kept(ready.held.get(layer, frozenset()), new) for layer, new in residency.items()}
             self.ready = ReadyWorker(ready.transport, kept, ready.times)
             self._changed.wait_for(lambda: self._stop, self._timeouts.execute)  # what was asked before is answered
         self._take(connection, residency)
@@ -337,3 +337,11 @@ class WorkerLink:
         with self._changed:
             self._status = status
             self._changed.notify_all()
+
+
+def _kept(held: frozenset[int], wanted: tuple[int, ...]) -> frozenset[int]:
+    """What a layer can be asked for while its experts are exchanged.
+
+    Nothing when its size changes: a full worker must drop the old slots before it can have the new ones.
+    """
+    return held.intersection(wanted) if len(held) == len(wanted) else frozenset()

@@ -57,7 +57,7 @@ class ReplyTimes:
 
         `pairs` is the middle of the sizes that are counted together.
         """
-        known = [(w.count, size, w.p50_s) for size, w in self._windows.items() if w.count >= ENOUGH]
+        known = [(w.count, size, w.p50_s) for size, w in list(self._windows.items()) if w.count >= ENOUGH]
         if not known:
             return None
         _, size, median_s = max(known)
