@@ -41,7 +41,7 @@ from titan.coordinator.calibration.figures import (
 from titan.coordinator.calibration.local import measure_local
 from titan.coordinator.calibration.remote import measure_remote
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS, LoadedModel
-from titan.coordinator.generation.prompt_cache import open_prompt_cache
+from titan.coordinator.generation.prompt_cache import PromptCache, open_prompt_cache
 from titan.coordinator.host.budget import HostMemory, host_memory
 from titan.coordinator.host.model import HostModel, build_local_layer, build_local_layers, load_host_model
 from titan.coordinator.moe.dispatch import Dispatcher
@@ -119,6 +119,7 @@ class Cluster:
         self.figures: Figures | None = None
         self.model: HostModel | None = None
         self.layers: dict[int, ExpertLayer] = {}
+        self.prompt_cache: PromptCache | None = None
         self.report = report
         floats = {t.dtype for t in checkpoint.non_expert_tensors if t.dtype in ("F32", "F16", "BF16")}
         self.dtype = compute_dtype(floats)
@@ -457,6 +458,13 @@ class Cluster:
     def _loaded(self, tokenizer: TokenizerWrapper) -> LoadedModel:
         model = self.model
         assert model is not None
+        self.prompt_cache = open_prompt_cache(
+            self.checkpoint.shape.fingerprint,
+            self.dtype,
+            self.options.prompt_cache_bytes,
+            self.options.prompt_cache_folder,
+            self.options.prompt_cache_disk_bytes,
+        )
         return LoadedModel(
             model=model,
             tokenizer=tokenizer,
@@ -466,12 +474,6 @@ class Cluster:
             close=self.close,
             prefill_step_tokens=self.options.prefill_step_tokens,
             kv_tokens=self.memory.kv_tokens,
-            prompt_cache=open_prompt_cache(
-                self.checkpoint.shape.fingerprint,
-                self.dtype,
-                self.options.prompt_cache_bytes,
-                self.options.prompt_cache_folder,
-                self.options.prompt_cache_disk_bytes,
-            ),
+            prompt_cache=self.prompt_cache,
             lookahead=all(layer.whole for layer in self.layers.values()),
         )

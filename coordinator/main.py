@@ -11,21 +11,24 @@ from typing import Annotated
 import typer
 
 from titan.common.config.address import normalise_address, split_address
-from titan.common.config.api_key import read_api_key
 from titan.common.config.hosts import HostsConfig, load_hosts
 from titan.common.console import run_command
 from titan.common.errors import ConfigError, EngineFailed
 from titan.common.log import get_logger, setup_logging
+from titan.common.metrics import CollectorRegistry, Figures, metrics_text
 from titan.common.platform import keep_awake, set_nofile_limit
 from titan.common.prefetch.build import PREFETCH
 from titan.common.registry import open_checkpoint
 from titan.common.security.credentials import Credentials, load_credentials
 from titan.common.security.identity import Role, require_role
 from titan.common.slots import POLICIES
-from titan.coordinator.api import ApiKeys, ApiServer, create_app
+from titan.common.units import parse_size
+from titan.coordinator.api import ApiServer, Operations, create_app, read_keys
 from titan.coordinator.cluster import Cluster, ClusterOptions
-from titan.coordinator.generation.engine import Engine
+from titan.coordinator.describe import describe_cluster
+from titan.coordinator.generation.engine import DEFAULT_MAX_SEQUENCES, Engine
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS
+from titan.coordinator.metrics import RequestMetrics, cluster_samples, engine_samples
 from titan.coordinator.replan import Replanner
 from titan.placement import Plan
 
@@ -34,6 +37,7 @@ log = get_logger("coordinator")
 STOP_S = 30.0
 PHASE_EVERY_S = 2.0
 MAX_PLAN_FILE_BYTES = 64 << 20
+PROMPTS_FOLDER = Path("~/.titan/prompts")
 FIGURES_FOLDER = Path("~/.titan/figures")
 
 
@@ -59,6 +63,13 @@ def serve(
     trace: Annotated[
         Path | None, typer.Option(help="Record the router's choices in this file, for `titan simulate` and planning.")
     ] = None,
+    parallel: Annotated[
+        int, typer.Option(min=1, max=64, help="Requests that decode together at most.")
+    ] = DEFAULT_MAX_SEQUENCES,
+    prompt_cache: Annotated[str, typer.Option(help="Memory for known prompts; 0B keeps none.")] = "256MiB",
+    prompt_cache_disk: Annotated[
+        str, typer.Option(help="Disk for known prompts, under ~/.titan/prompts; 0B keeps none.")
+    ] = "4GiB",
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
@@ -79,9 +90,12 @@ def serve(
         measure=not quick_plan,
         figures_folder=FIGURES_FOLDER.expanduser(),
         measure_again=replan,
+        prompt_cache_bytes=parse_size(prompt_cache, allow_zero=True),
+        prompt_cache_folder=PROMPTS_FOLDER.expanduser(),
+        prompt_cache_disk_bytes=parse_size(prompt_cache_disk, allow_zero=True),
         trace=trace,
     )
-    run(config, options, listen=listen)
+    run(config, options, listen=listen, max_sequences=parallel)
 
 
 def run(
@@ -89,11 +103,13 @@ def run(
     options: ClusterOptions,
     *,
     listen: str | None = None,
+    max_sequences: int = DEFAULT_MAX_SEQUENCES,
     on_listening: Callable[[ApiServer, Cluster], None] = lambda _server, _cluster: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
+        max_sequences: requests that run together at most.
         on_listening: told once the model answers.
 
     Raises:
@@ -101,14 +117,17 @@ def run(
     """
     credentials = cluster_credentials(config)
     key = config.coordinator.api_key_file
-    api_keys = ApiKeys.of([read_api_key(key)]) if key is not None else None
+    api_keys = read_keys(key) if key is not None else None
     checkpoint = open_checkpoint(config.model)
     cluster = Cluster(config, checkpoint, credentials, options)
-    engine = Engine(cluster.load)
+    registry = CollectorRegistry()
+    engine = Engine(cluster.load, max_sequences=max_sequences, observer=RequestMetrics(registry))
+    registry.register(Figures(lambda: engine_samples(engine), lambda: cluster_samples(cluster)))
+    operations = Operations(lambda: metrics_text(registry), lambda: describe_cluster(cluster))
     cluster.report = _Reporter(engine)
     address = normalise_address(listen, 8080, any_port=True) if listen is not None else config.coordinator.listen
     host, port = split_address(address)
-    server = ApiServer(create_app(engine, api_keys=api_keys, listen_host=host), host, port)
+    server = ApiServer(create_app(engine, api_keys=api_keys, listen_host=host, operations=operations), host, port)
     log.info("listening", address=server.address, model=cluster.name, key="needed" if api_keys else "none")
     engine.start()
     replanner = Replanner(cluster, engine.run_between_steps)

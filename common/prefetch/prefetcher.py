@@ -25,6 +25,7 @@ MAX_ROWS = 8  # a step of more rows is a prompt: it needs every expert anyway
 SHADOW_EVERY = 8  # steps
 LEARNING_STEPS = 64  # at first every step is scored
 CHOOSE_EVERY = 16  # steps, and at the fourth and the eighth
+REST_EVERY, REST_STEPS = 64, 6
 MEMORY = 0.9  # of the scores, each time a choice is made
 
 Router = Callable[[mx.array], mx.array]
@@ -85,6 +86,7 @@ class Prefetcher:
         self._probes: dict[int, mx.array] = {}
         self._own: mx.array | None = None
         self._last: float | None = None
+        self._flying = 0  # prefetches under way since the layer before
         self._stalled = [(0.0, 0.0, 0)] * len(layers)
         if forced is not None and predictors:
             self.choices = [Choice(predictors[0], forced, 0.0) for _ in layers]
@@ -124,7 +126,13 @@ class Prefetcher:
             self.steps += 1
             if self._forced is None and (self.steps % CHOOSE_EVERY == 0 or self.steps in (4, 8)):
                 self._choose()
+        self._flying = sum(len(layer.incoming) for layer in self._layers if layer.incoming is not None)
         self._last = self._clock()
+
+    @property
+    def _resting(self) -> bool:
+        """A few steps without prefetch now and then: tau and lambda undisturbed, which kappa is measured against."""
+        return self._forced is None and self.steps % REST_EVERY >= REST_EVERY - REST_STEPS
 
     @property
     def _shadow(self) -> bool:
@@ -139,7 +147,7 @@ class Prefetcher:
         stall, late, misses = counts.stall_s, counts.late_s, counts.misses
         before = self._stalled[position]
         self._stalled[position] = (stall, late, misses)
-        flying = sum(len(layer.incoming) for layer in self._layers if layer.incoming is not None)
+        flying = self._flying
         waited = (stall - before[0]) - (late - before[1])
         if misses > before[2] and waited > 0:
             self.measures.add_demand(waited, misses - before[2], flying)
@@ -160,7 +168,7 @@ class Prefetcher:
     def _look_ahead(self, ahead: int, depth: int) -> None:
         choice = self.choices[ahead]
         layer = self._layers[ahead]
-        acting = choice is not None and choice.m > 0 and choice.predictor.depth == depth
+        acting = choice is not None and choice.m > 0 and choice.predictor.depth == depth and not self._resting
         if layer.incoming is None or layer.whole or not (self._shadow or acting):
             return
         resident = layer.table.slots

@@ -15,7 +15,6 @@ RECENCY = 0.97
 RECENCY_WEIGHT = 0.3
 EVIDENCE_WEIGHT = 0.5  # the chosen experts are not independent witnesses
 PRIOR_USES = 4.0
-SMALLEST_TRACE = 0.05
 
 
 class Successors:
@@ -29,27 +28,27 @@ class Successors:
         self.counts = np.zeros((num_experts, num_experts), np.float32)
         self.uses = np.zeros(num_experts, np.float32)
         self.steps = np.zeros(1, np.float64)
-        self._trace: dict[int, float] = {}
+        self._trace = np.zeros(num_experts, np.float32)  # what each earlier choice still counts
 
     def observe(self, experts: Sequence[int]) -> None:
         """One token's choice."""
-        chosen = np.fromiter(experts, np.intp, len(experts))
-        if self._trace:
-            before = np.fromiter(self._trace, np.intp, len(self._trace))
-            weights = np.fromiter(self._trace.values(), np.float32, len(self._trace))
-            self.counts[before[:, None], chosen] += weights[:, None]
+        chosen = list(experts)
+        self.counts[:, chosen] += self._trace[:, None]
         self.uses[chosen] += 1
         self.steps += 1
-        self._trace = {e: w * DISCOUNT for e, w in self._trace.items() if w * DISCOUNT >= SMALLEST_TRACE}
-        for expert in experts:
-            self._trace[expert] = self._trace.get(expert, 0.0) + 1.0
+        self._trace *= DISCOUNT
+        self._trace[chosen] += 1
 
     def likelihood(self, experts: Sequence[int]) -> np.ndarray:
         """[E]: discounted uses to expect of every expert after `experts` were chosen."""
-        base = (self.uses + 0.1) / (self.steps[0] + 1) / (1 - DISCOUNT)
-        chosen = np.fromiter(experts, np.intp, len(experts))
-        rates = (self.counts[chosen] + PRIOR_USES * base) / (self.uses[chosen, None] + PRIOR_USES)
-        return base * np.exp(EVIDENCE_WEIGHT * np.log(rates / base).sum(axis=0))
+        base = (self.uses + 0.1) / (float(self.steps[0]) + 1) / (1 - DISCOUNT)
+        if not len(experts):
+            return base
+        chosen = list(experts)
+        ratio = self.counts[chosen] / base
+        ratio += PRIOR_USES
+        ratio /= (self.uses[chosen] + PRIOR_USES)[:, None]
+        return base * np.prod(ratio, axis=0) ** EVIDENCE_WEIGHT
 
 
 class Forecast:
@@ -65,7 +64,7 @@ class Forecast:
         self._largest = largest_choice or max(1, num_experts // 2)
         self._recent = np.zeros(num_experts, np.float32)
         self._last: tuple[int, ...] = ()
-        self._value: np.ndarray | None = None
+        self._value: list[float] | None = None
         self._evictable: dict[int, None] = {}
 
     def selected(self, experts: Sequence[int]) -> None:
@@ -84,8 +83,9 @@ class Forecast:
         self._evictable.pop(expert, None)
 
     def victim(self, keep: Container[int]) -> int | None:
-        if self._value is None:
-            self._value = RECENCY_WEIGHT * self._recent + self.successors.likelihood(self._last)
         value = self._value
+        if value is None:
+            value = (RECENCY_WEIGHT * self._recent + self.successors.likelihood(self._last)).tolist()
+            self._value = value
         candidates = [e for e in self._evictable if e not in keep]
         return min(candidates, key=value.__getitem__) if candidates else None

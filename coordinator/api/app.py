@@ -16,6 +16,7 @@ from titan.coordinator.api.completions import completions_router
 from titan.coordinator.api.errors import http_exception_response, titan_error_response
 from titan.coordinator.api.gate import Gate
 from titan.coordinator.api.limits import Limits
+from titan.coordinator.api.operations import Operations, operations_router
 from titan.coordinator.api.responses import responses_router
 from titan.coordinator.api.service import Readiness, Service
 from titan.coordinator.api.status import status_router
@@ -31,12 +32,14 @@ def create_app(
     limits: Limits | None = None,
     readiness: Callable[[], Readiness] = Readiness,
     listen_host: str = "127.0.0.1",
+    operations: Operations | None = None,
 ) -> FastAPI:
     """The HTTP API over `engine`, which need not be ready yet.
 
     Args:
         api_keys: keys that open everything but /health and /ready; None asks for none.
         readiness: asked on every /ready: is all but the engine there?
+        operations: what /metrics and /v1/titan/cluster tell; None for nothing.
         listen_host: the host or address the server will listen on, without port.
 
     Raises:
@@ -55,6 +58,7 @@ def create_app(
     app.include_router(completions_router(service))
     app.include_router(responses_router(service))
     app.include_router(anthropic_router(service))
+    app.include_router(operations_router(service, operations or Operations()))
     app.add_exception_handler(TitanError, titan_error_response)
     app.add_exception_handler(HTTPException, http_exception_response)
     app.add_middleware(Gate, api_keys=api_keys, listen_host=listen_host)

@@ -12,15 +12,16 @@ import uuid
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from titan.common.errors import EngineFailed, TitanError
+from titan.common.errors import EngineFailed, QueueFull, TitanError
 from titan.common.log import get_logger
-from titan.coordinator.api.auth import ApiKeys
+from titan.coordinator.api.auth import ApiKeys, Key
 from titan.coordinator.api.errors import error_response
 from titan.coordinator.api.origin import check_local
 
 __all__ = ["CLIENT_CLOSED_REQUEST", "Gate", "request_id"]
 
 CLIENT_CLOSED_REQUEST = 499  # never sent; only the log shows it
+_KEY_LIMIT_RETRY_S = 10.0
 _OPEN_PATHS = ("/health", "/ready")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
@@ -64,9 +65,11 @@ class Gate:
 
         try:
             try:
-                self._admit(scope["path"], headers)
+                scope["titan.key"] = self._admit(scope["path"], headers)
             except TitanError as error:
-                await error_response(error, scope["path"])(scope, receive, send_with_id)
+                retry_after_s = _KEY_LIMIT_RETRY_S if isinstance(error, QueueFull) else None
+                response = error_response(error, scope["path"], retry_after_s=retry_after_s)
+                await response(scope, receive, send_with_id)
                 return
             await self._app(scope, receive, send_with_id)
         except Exception:
@@ -80,17 +83,21 @@ class Gate:
                 log.info(
                     "request",
                     request=scope["titan.request_id"],
+                    **({} if (key := scope.get("titan.key")) is None else {"key": key.name}),
                     method=scope["method"],
                     path=scope["path"][:200],
                     status=status,
                     seconds=round(time.monotonic() - started_s, 3),
                 )
 
-    def _admit(self, path: str, headers: dict[bytes, bytes]) -> None:
+    def _admit(self, path: str, headers: dict[bytes, bytes]) -> Key | None:
+        """The request's key; None where none is asked for."""
         if self._api_keys is None:
             check_local(_text(headers.get(b"host")), _text(headers.get(b"origin")), self._listen_host)
-        elif path not in _OPEN_PATHS:
-            self._api_keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
+            return None
+        if path in _OPEN_PATHS:
+            return None
+        return self._api_keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
 
 
 def _text(value: bytes | None) -> str | None:

@@ -10,9 +10,9 @@ from titan.common.console import run_command
 from titan.common.pack import cli as pack_cli
 from titan.common.registry import cli as registry_cli
 from titan.common.security import cli as certs_cli
-from titan.coordinator import calibrate_cli, enroll_cli, plan_cli
+from titan.coordinator import calibrate_cli, chat_cli, enroll_cli, keys_cli, plan_cli, top_cli
 from titan.coordinator.bench import cli as bench_cli
-from titan.coordinator.bench import remote_cli, ssd_cli
+from titan.coordinator.bench import remote_cli, serve_cli, ssd_cli
 from titan.coordinator.demo import cli as demo_cli
 from titan.coordinator.doctor import cli as doctor_cli
 from titan.placement import cli as placement_cli
@@ -44,10 +44,14 @@ PACKAGES = (
     pack_cli,
     calibrate_cli,
     plan_cli,
+    keys_cli,
+    chat_cli,
+    top_cli,
 )
 for package in PACKAGES:
     package.register(app)
 bench_cli.register_bench(bench)
+serve_cli.register_bench(bench)
 ssd_cli.register_bench(bench)
 placement_cli.register_bench(bench)
 remote_cli.register_bench(bench)

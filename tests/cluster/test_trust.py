@@ -144,8 +144,10 @@ def test_open_connections_of_a_revoked_coordinator_end(cluster: Cluster, worker:
         revoke(cluster.authority, "old")
         with open_channel("mini", worker.address, coordinator_of(cluster), timeout_s=DEADLINE_S) as other:
             assert sync_revocations(other, revocations_of(cluster), timeout_s=DEADLINE_S) == 1
-        with pytest.raises(grpc.RpcError):
+        with pytest.raises(grpc.RpcError) as ended:
             next(stream)
+        assert isinstance(ended.value, grpc.Call)
+        assert ended.value.code() is grpc.StatusCode.CANCELLED  # and not by its deadline
         requests.put(None)
 
         def lane_ended() -> bool:

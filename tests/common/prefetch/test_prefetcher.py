@@ -207,6 +207,22 @@ def test_it_speaks_where_prefetch_pays_and_is_silent_where_not(
     setup.close()
 
 
+def test_it_rests_now_and_then_and_measures_undisturbed(checkpoint: Checkpoint) -> None:
+    ids = trace(140)
+    setup = Setup(checkpoint, capacity=4)
+    prefetcher = Prefetcher(setup.layers, [Oracle(ids)], 3)
+    for _ in range(10_000):  # what serving would have measured
+        prefetcher.measures.fetch_idle.add(1e-3)
+        prefetcher.measures.submit.add(1e-6)
+    added: list[tuple[int, bool]] = []
+    prefetcher.measures.add_layer = lambda _s, flying: added.append((prefetcher.steps % 64, flying > 0))  # type: ignore[method-assign]
+    prefetcher.measures.layer_idle.add(2e-3)
+    drive(setup, prefetcher, ids)
+    assert any(flying for _, flying in added), "reads that ended within the layer must count too"
+    assert not any(flying for step, flying in added if step >= 60)
+    setup.close()
+
+
 def test_a_prompts_rows_are_not_looked_at(checkpoint: Checkpoint) -> None:
     setup = Setup(checkpoint, capacity=EXPERTS)
     prefetcher = make_prefetcher("auto", setup.layers, EXPERTS, 3, {0: lambda x: x})

@@ -37,9 +37,13 @@ def say(api: RunningApi, text: str) -> None:
 
 
 @pytest.fixture
-def client(scripted: RunningApi) -> Iterator[anthropic.Anthropic]:
+def client(scripted: RunningApi) -> Iterator[Any]:
     with anthropic.Anthropic(base_url=scripted.url, api_key="unused", max_retries=0, timeout=DEADLINE_S) as made:
         yield made
+
+
+def responses(api: RunningApi) -> Any:
+    return api.openai.responses
 
 
 ASK: dict[str, Any] = {
@@ -51,7 +55,7 @@ ASK: dict[str, Any] = {
 TOOL: dict[str, Any] = {"name": "weather", "description": "of a town", "input_schema": PARAMETERS}
 
 
-def test_messages_whole_and_streamed(scripted: RunningApi, client: anthropic.Anthropic) -> None:
+def test_messages_whole_and_streamed(scripted: RunningApi, client: Any) -> None:
     say(scripted, "It rains.")
     message = client.messages.create(**ASK)
     assert [block.text for block in message.content if block.type == "text"] == ["It rains."]
@@ -70,7 +74,7 @@ def test_messages_whole_and_streamed(scripted: RunningApi, client: anthropic.Ant
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "rain")
 
 
-def test_messages_call_tools(scripted: RunningApi, client: anthropic.Anthropic) -> None:
+def test_messages_call_tools(scripted: RunningApi, client: Any) -> None:
     say(scripted, TALK)
     message = client.messages.create(**ASK, tools=[TOOL])
     assert message.stop_reason == "tool_use"
@@ -81,7 +85,7 @@ def test_messages_call_tools(scripted: RunningApi, client: anthropic.Anthropic) 
     with client.messages.stream(**ASK, tools=[TOOL]) as stream:
         final = stream.get_final_message()
     assert [block.type for block in final.content] == ["text", "tool_use"]
-    assert final.content[1].input == {"town": "Elsinore"}  # type: ignore[union-attr]
+    assert final.content[1].input == {"town": "Elsinore"}
     say(scripted, "Wet.")
     following = [
         *ASK["messages"],
@@ -95,17 +99,18 @@ def test_messages_call_tools(scripted: RunningApi, client: anthropic.Anthropic) 
         },
     ]
     answer = client.messages.create(**(ASK | {"messages": following}), tools=[TOOL])
-    assert answer.content[0].text == "Wet."  # type: ignore[union-attr]
+    assert answer.content[0].text == "Wet."
     forced = client.messages.create(**ASK, tools=[TOOL], tool_choice={"type": "tool", "name": "weather"})
     assert forced.content[0].type in ("tool_use", "text")
 
 
 def test_messages_show_reasoning(thinking: RunningApi) -> None:
     say(thinking, "Hm.</think>Yes.")
-    with anthropic.Anthropic(base_url=thinking.url, api_key="x", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=thinking.url, api_key="x", max_retries=0) as made:
+        client: Any = made
         message = client.messages.create(**ASK, thinking={"type": "enabled", "budget_tokens": 1024})
         assert [block.type for block in message.content] == ["thinking", "text"]
-        assert message.content[0].thinking == "Hm."  # type: ignore[union-attr]
+        assert message.content[0].thinking == "Hm."
         with client.messages.stream(**ASK) as stream:
             assert [block.type for block in stream.get_final_message().content] == ["thinking", "text"]
 
@@ -124,7 +129,7 @@ def test_messages_show_reasoning(thinking: RunningApi) -> None:
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ],
 )
-def test_messages_refuse_in_their_own_shape(client: anthropic.Anthropic, changes: dict[str, Any], word: str) -> None:
+def test_messages_refuse_in_their_own_shape(client: Any, changes: dict[str, Any], word: str) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(**ASK, extra_body=changes)
     body: Any = caught.value.body
@@ -132,7 +137,7 @@ def test_messages_refuse_in_their_own_shape(client: anthropic.Anthropic, changes
     assert word in body["error"]["message"]
 
 
-def test_messages_errors_have_their_own_types(scripted: RunningApi, client: anthropic.Anthropic) -> None:
+def test_messages_errors_have_their_own_types(scripted: RunningApi, client: Any) -> None:
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**(ASK | {"model": "other"}))
     missing = scripted.http.post("/v1/messages", json={"model": "scripted", "messages": ASK["messages"]})
@@ -143,11 +148,11 @@ def test_messages_errors_have_their_own_types(scripted: RunningApi, client: anth
 def test_responses_whole_and_streamed(scripted: RunningApi) -> None:
     say(scripted, "It rains.")
     ask: dict[str, Any] = {"model": "scripted", "input": "Rain?", "instructions": "Be brief."}
-    response = scripted.openai.responses.create(**ask)
+    response = responses(scripted).create(**ask)
     assert (response.output_text, response.status) == ("It rains.", "completed")
     assert response.usage
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
-    events = list(scripted.openai.responses.create(**ask, stream=True))
+    events = list(responses(scripted).create(**ask, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
     assert kinds[:4] == [
@@ -163,11 +168,11 @@ def test_responses_whole_and_streamed(scripted: RunningApi) -> None:
         "response.completed",
     ]
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "It rains."
-    with scripted.openai.responses.stream(**ask) as stream:
+    with responses(scripted).stream(**ask) as stream:
         for _ in stream:
             pass
         assert stream.get_final_response().output_text == "It rains."
-    cut = scripted.openai.responses.create(**ask, max_output_tokens=1)
+    cut = responses(scripted).create(**ask, max_output_tokens=1)
     assert cut.status == "incomplete"
     assert cut.incomplete_details
     assert cut.incomplete_details.reason == "max_output_tokens"
@@ -177,25 +182,25 @@ def test_responses_call_functions(scripted: RunningApi) -> None:
     say(scripted, TALK)
     tool: Any = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": False}
     ask: dict[str, Any] = {"model": "scripted", "input": [{"role": "user", "content": "Rain?"}], "tools": [tool]}
-    response = scripted.openai.responses.create(**ask)
+    response = responses(scripted).create(**ask)
     assert [item.type for item in response.output] == ["message", "function_call"]
     made = response.output[1]
     assert made.type == "function_call"
     assert json.loads(made.arguments) == {"town": "Elsinore"}
-    events = list(scripted.openai.responses.create(**ask, stream=True))
+    events = list(responses(scripted).create(**ask, stream=True))
     (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]
     assert json.loads(done.arguments) == {"town": "Elsinore"}
     say(scripted, "Wet.")
     echoed = [item.model_dump(exclude_none=True) for item in response.output]
     output = {"type": "function_call_output", "call_id": made.call_id, "output": "rain"}
-    following = scripted.openai.responses.create(**(ask | {"input": [*ask["input"], *echoed, output]}))
+    following = responses(scripted).create(**(ask | {"input": [*ask["input"], *echoed, output]}))
     assert following.output_text == "Wet."
 
 
 def test_responses_have_a_form_and_refuse_what_is_not_here(api: RunningApi) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
     text: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
-    answer = api.openai.responses.create(model="demo", input="x", text=text, temperature=0)
+    answer = responses(api).create(model="demo", input="x", text=text, temperature=0)
     assert json.loads(answer.output_text) == {"a": 1}
     for body, param in (
         ({"input": []}, "input"),

@@ -41,13 +41,17 @@ def thinking() -> Iterator[RunningApi]:
         yield api
 
 
+def chat(api: RunningApi) -> Any:
+    return api.openai.chat.completions
+
+
 def say(api: RunningApi, text: str) -> None:
     assert isinstance(api.probed, ScriptedEngine)
     api.probed.say(text)
 
 
 def whole(api: RunningApi, **values: Any) -> Any:
-    return api.openai.chat.completions.create(**(ASK | values))
+    return chat(api).create(**(ASK | values))
 
 
 def streamed(api: RunningApi, **values: Any) -> tuple[str, dict[int, list[str]], str | None, list[Any]]:
@@ -164,19 +168,23 @@ def test_an_answer_has_the_form_that_is_asked_for(api: RunningApi) -> None:
     }
     ask = {"model": "demo", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 60, "seed": 5}
     for temperature in (0, 1.0):
-        answer = api.openai.chat.completions.create(
-            **ask,
-            temperature=temperature,
-            response_format={
-                "type": "json_schema",
-                "json_schema": {"name": "person", "schema": schema, "strict": True},
-            },
-        ).choices[0]
+        answer = (
+            chat(api)
+            .create(
+                **ask,
+                temperature=temperature,
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "person", "schema": schema, "strict": True},
+                },
+            )
+            .choices[0]
+        )
         found = json.loads(answer.message.content or "")
         assert found["who"] in ("Hamlet", "Ophelia")
         assert 1 <= found["age"] <= 99
         assert answer.finish_reason == "stop"
-    text = api.openai.chat.completions.create(**ask, response_format={"type": "json_object"}).choices[0].message.content
+    text = chat(api).create(**ask, response_format={"type": "json_object"}).choices[0].message.content
     assert (text or "").startswith("{")
 
 
@@ -188,15 +196,15 @@ def test_several_answers_share_a_prompt(api: RunningApi) -> None:
         "temperature": 1.0,
         "seed": 3,
     }
-    answer = api.openai.chat.completions.create(**ask, n=3)
+    answer = chat(api).create(**ask, n=3)
     texts = [choice.message.content for choice in answer.choices]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len(set(texts)) == 3
     assert answer.usage
     assert answer.usage.completion_tokens <= 24
-    assert api.openai.chat.completions.create(**ask).choices[0].message.content == texts[0]
+    assert chat(api).create(**ask).choices[0].message.content == texts[0]
     streamed: dict[int, str] = {}
-    for chunk in api.openai.chat.completions.create(**ask, n=3, stream=True):
+    for chunk in chat(api).create(**ask, n=3, stream=True):
         for choice in chunk.choices:
             streamed[choice.index] = streamed.get(choice.index, "") + (choice.delta.content or "")
     assert [streamed[i] for i in range(3)] == texts
