@@ -105,7 +105,7 @@ def test_all_sessions_together_cannot_either() -> None:
 
 
 def test_the_bytes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("titan.worker.requests.MAX_QUEUED_BYTES", 40)
+    monkeypatch.setattr("titan.worker.requests.MAX_QUEUED_BYTES", 160)  # a request and its outputs: 64
     queue = RequestQueue()
     queue.put(Asked("a", 1))
     queue.put(Asked("b", 2))
