@@ -113,7 +113,7 @@ class MLXThread:
                 try:
                     self._run_batch(batch)
                 except Exception:  # a fault of ours in one batch: the thread must go on
-                    log.critical("a batch was lost", exc_info=True)
+                    log.error("a batch was lost", exc_info=True)
             del batch
         for job in self._jobs:  # slipped in behind the end
             job.future.set_exception(WorkerDraining("the worker is shutting down"))

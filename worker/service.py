@@ -275,7 +275,8 @@ class WorkerService(pb_grpc.WorkerServicer):
 
 def _certificate(context: grpc.ServicerContext) -> bytes:
     """The peer's certificate, DER; `peer_identity` has found exactly one."""
-    return PEM_cert_to_DER_cert(next(iter(context.auth_context()["x509_pem_cert"])).decode("ascii"))
+    pem = b"".join(context.auth_context()["x509_pem_cert"])  # type: ignore[arg-type]  # the stubs say int
+    return PEM_cert_to_DER_cert(pem.decode("ascii"))
 
 
 __all__ = ["ERROR_CODE_KEY", "WorkerService"]

@@ -93,7 +93,7 @@ class LaneSocket:
             try:
                 if frame.nbytes <= BUFFER_BYTES:
                     # One record and one system call: copying the parts together costs far less than either.
-                    self._write(b"".join(frame.parts))
+                    self._write(b"".join(frame.parts))  # type: ignore[arg-type]  # numpy arrays have the buffer protocol
                 else:
                     self._write_in_pieces(frame)
             except OSError as error:
@@ -182,7 +182,7 @@ class LaneSocket:
 
     def _write_in_pieces(self, frame: Parts) -> None:
         for part in frame.parts:
-            view = memoryview(part).cast("B")
+            view = memoryview(part).cast("B")  # type: ignore[arg-type]  # as above
             for begin in range(0, len(view), WRITE_BYTES):
                 self._write(view[begin : begin + WRITE_BYTES])
 
@@ -224,7 +224,8 @@ class LaneSocket:
         tls, incoming = self._tls, self._incoming
         while incoming.pending or tls.pending():
             try:
-                count = tls.read(len(self._buffer) - self._filled, memoryview(self._buffer)[self._filled :])
+                space = memoryview(self._buffer)[self._filled :]
+                count = int(tls.read(len(space), space))  # a number, since there is a buffer
             except ssl.SSLWantReadError:
                 break
             if not count:

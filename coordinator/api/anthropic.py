@@ -17,6 +17,7 @@ from titan.coordinator.api.anthropic_schema import MessagesRequest
 from titan.coordinator.api.body import read_object
 from titan.coordinator.api.errors import anthropic_error_body
 from titan.coordinator.api.gate import CLIENT_CLOSED_REQUEST, request_id
+from titan.coordinator.api.openapi import answers, takes
 from titan.coordinator.api.reading import Part, Reader, Reasoning, Said, ToolCall
 from titan.coordinator.api.schemas import validate
 from titan.coordinator.api.service import Service
@@ -30,7 +31,7 @@ __all__ = ["anthropic_router"]
 def anthropic_router(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/messages")
+    @router.post("/v1/messages", openapi_extra=takes(MessagesRequest), responses=answers(streams=True, anthropic=True))
     async def messages(request: Request) -> Response:
         body = validate(MessagesRequest, await read_object(request, service.limits))
         if body.max_tokens is None:
@@ -51,7 +52,7 @@ def anthropic_router(service: Service) -> APIRouter:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return JSONResponse(shape.whole(answers[0]))
 
-    @router.post("/v1/messages/count_tokens")
+    @router.post("/v1/messages/count_tokens", openapi_extra=takes(MessagesRequest), responses=answers(anthropic=True))
     async def count_tokens(request: Request) -> dict[str, int]:
         body = validate(MessagesRequest, await read_object(request, service.limits))
         served = service.served(body.model)

@@ -14,6 +14,8 @@ from titan.coordinator.generation import Sampling
 __all__ = ["MessagesRequest"]
 
 MAX_STOPS = 16
+Object = dict[str, Any]  # in the OpenAPI page; the validators say more
+Objects = list[Object]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 _CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "required"}
 
@@ -105,16 +107,16 @@ class MessagesRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
     model: str
-    messages: Annotated[tuple[Message, ...], PlainValidator(_messages)]
-    system: Annotated[str, PlainValidator(_system)] = ""
+    messages: Annotated[tuple[Message, ...], PlainValidator(_messages, json_schema_input_type=Objects)]
+    system: Annotated[str, PlainValidator(_system, json_schema_input_type=str | Objects | None)] = ""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
-    tools: Annotated[Tools, PlainValidator(_tools)] = ()
-    tool_choice: Annotated[ToolChoice, PlainValidator(_choice)] = ToolChoice()
+    tools: Annotated[Tools, PlainValidator(_tools, json_schema_input_type=Objects | None)] = ()
+    tool_choice: Annotated[ToolChoice, PlainValidator(_choice, json_schema_input_type=Object | None)] = ToolChoice()
     thinking: dict[str, str | int] | None = None
 
     @property

@@ -16,6 +16,7 @@ from titan.coordinator.api.completions import completions_router
 from titan.coordinator.api.errors import http_exception_response, titan_error_response
 from titan.coordinator.api.gate import Gate
 from titan.coordinator.api.limits import Limits
+from titan.coordinator.api.openapi import describe
 from titan.coordinator.api.operations import Operations, operations_router
 from titan.coordinator.api.responses import responses_router
 from titan.coordinator.api.service import Readiness, Service
@@ -51,7 +52,7 @@ def create_app(
             "name a file with a key (coordinator.api_key_file), or listen on 127.0.0.1",
         )
     service = Service(engine, limits or Limits(), readiness)
-    app = FastAPI(title="Titan", openapi_url=None, redirect_slashes=False)
+    app = FastAPI(title="Titan", openapi_url="/openapi.json", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.engine = engine
     app.include_router(status_router(service))
     app.include_router(chat_router(service))
@@ -61,5 +62,6 @@ def create_app(
     app.include_router(operations_router(service, operations or Operations()))
     app.add_exception_handler(TitanError, titan_error_response)
     app.add_exception_handler(HTTPException, http_exception_response)
+    describe(app)
     app.add_middleware(Gate, api_keys=api_keys, listen_host=listen_host)
     return app

@@ -15,6 +15,7 @@ from titan.coordinator.api.answers import Answer, collect_all, merged, require_w
 from titan.coordinator.api.body import read_object
 from titan.coordinator.api.gate import CLIENT_CLOSED_REQUEST, request_id
 from titan.coordinator.api.logprobs import chat_logprobs
+from titan.coordinator.api.openapi import answers, takes
 from titan.coordinator.api.reading import Part, Reader, Reasoning, Said, ToolCall
 from titan.coordinator.api.schemas import ChatRequest, validate
 from titan.coordinator.api.service import Service
@@ -29,7 +30,7 @@ __all__ = ["chat_router"]
 def chat_router(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest), responses=answers(streams=True))
     async def chat_completions(request: Request) -> Response:
         body = validate(ChatRequest, await read_object(request, service.limits))
         served = service.served(body.model)

@@ -16,6 +16,7 @@ from titan.coordinator.api.answers import Answer, collect_all, merged, require_w
 from titan.coordinator.api.body import read_object
 from titan.coordinator.api.gate import CLIENT_CLOSED_REQUEST, request_id
 from titan.coordinator.api.logprobs import completion_logprobs
+from titan.coordinator.api.openapi import answers, takes
 from titan.coordinator.api.schemas import CompletionRequest, validate
 from titan.coordinator.api.service import Service
 from titan.coordinator.api.sse import EventStream, data_event
@@ -39,7 +40,7 @@ MAX_ANSWERS = 64
 def completions_router(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", openapi_extra=takes(CompletionRequest), responses=answers(streams=True))
     async def completions(request: Request) -> Response:
         body = validate(CompletionRequest, await read_object(request, service.limits))
         served = service.served(body.model)

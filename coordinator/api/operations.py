@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from titan.common.errors import Forbidden
 from titan.common.metrics import CONTENT_TYPE
+from titan.coordinator.api.openapi import answers
 from titan.coordinator.api.service import Service
 
 __all__ = ["Operations", "operations_router"]
@@ -32,23 +33,23 @@ class Operations:
 def operations_router(service: Service, operations: Operations) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse, responses=answers())
     def metrics() -> Response:
         return Response(operations.metrics(), media_type=CONTENT_TYPE)
 
-    @router.get("/v1/titan/cluster")
+    @router.get("/v1/titan/cluster", responses=answers())
     def cluster() -> dict[str, Any]:
         """What the cluster is and does."""
         return {"engine": _engine(service)} | operations.cluster()
 
-    @router.post("/v1/titan/drain")
+    @router.post("/v1/titan/drain", responses=answers())
     async def drain(request: Request) -> dict[str, Any]:
         """Take no new requests; those under way are finished."""
         require_operator(request)
         service.engine.drain()
         return {"engine": _engine(service)}
 
-    @router.post("/v1/titan/resume")
+    @router.post("/v1/titan/resume", responses=answers())
     async def resume(request: Request) -> dict[str, Any]:
         """Take requests again."""
         require_operator(request)

@@ -16,6 +16,7 @@ from titan.coordinator.api.answers import Answer, collect_all, require_whole
 from titan.coordinator.api.body import read_object
 from titan.coordinator.api.errors import error_body
 from titan.coordinator.api.gate import CLIENT_CLOSED_REQUEST, request_id
+from titan.coordinator.api.openapi import answers, takes
 from titan.coordinator.api.response_items import Items
 from titan.coordinator.api.responses_schema import ResponsesRequest
 from titan.coordinator.api.schemas import validate
@@ -30,7 +31,7 @@ __all__ = ["responses_router"]
 def responses_router(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/responses")
+    @router.post("/v1/responses", openapi_extra=takes(ResponsesRequest), responses=answers(streams=True))
     async def responses(request: Request) -> Response:
         body = validate(ResponsesRequest, await read_object(request, service.limits))
         served = service.served(body.model)

@@ -15,6 +15,8 @@ from titan.coordinator.generation import Sampling
 
 __all__ = ["ResponsesRequest"]
 
+Object = dict[str, Any]  # in the OpenAPI page; the validators say more
+Objects = list[Object]
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -87,19 +89,24 @@ def _text(value: Any) -> AnswerForm:
     return read_format(value.get("format"), None)
 
 
+Choice = Annotated[ToolChoice, PlainValidator(read_choice, json_schema_input_type=str | Object | None)]
+
+
 class ResponsesRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
     model: str | None = None
-    input: Annotated[tuple[Message, ...], PlainValidator(_input)]
+    input: Annotated[tuple[Message, ...], PlainValidator(_input, json_schema_input_type=str | Objects)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     stream: bool | None = None
-    text: Annotated[AnswerForm, PlainValidator(_text)] = AnswerForm()
-    tools: Annotated[Tools, PlainValidator(_tools)] = ()
-    tool_choice: Annotated[ToolChoice, PlainValidator(read_choice)] = ToolChoice()
+    text: Annotated[AnswerForm, PlainValidator(_text, json_schema_input_type=Object | None)] = AnswerForm()
+    tools: Annotated[Tools, PlainValidator(_tools, json_schema_input_type=Objects | None)] = ()
+    tool_choice: Annotated[ToolChoice, PlainValidator(read_choice, json_schema_input_type=str | Object | None)] = (
+        ToolChoice()
+    )
     metadata: dict[str, str] | None = None
 
     @property

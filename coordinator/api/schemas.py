@@ -25,6 +25,9 @@ MAX_CHOICES = 16
 MAX_BIASES = 1024
 
 Prompt = str | tuple[int, ...]
+Object = dict[str, Any]  # in the OpenAPI page; the validators say more
+Objects = list[Object]
+Prompts = str | list[str] | list[int] | list[list[int]]
 
 
 def _stop(value: Any) -> tuple[str, ...]:
@@ -84,6 +87,13 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
+Biases = Annotated[
+    tuple[tuple[int, float], ...], PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None)
+]
+Choice = Annotated[ToolChoice, PlainValidator(read_choice, json_schema_input_type=str | Object | None)]
+Form = Annotated[AnswerForm, PlainValidator(read_response_format, json_schema_input_type=Object | None)]
+
+
 class CommonFields(BaseModel):
     """What both endpoints take. A field that is null counts as left out."""
 
@@ -100,10 +110,12 @@ class CommonFields(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=4)] | None = None
-    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias)] = ()
+    logit_bias: Annotated[
+        tuple[tuple[int, float], ...], PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None)
+    ] = ()
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Annotated[tuple[str, ...], PlainValidator(_stop)] = ()
+    stop: Annotated[tuple[str, ...], PlainValidator(_stop, json_schema_input_type=str | list[str] | None)] = ()
     return_token_ids: bool | None = None  # Titan's own: choices carry `token_ids`
 
     @property
@@ -126,10 +138,14 @@ class CommonFields(BaseModel):
 
 
 class ChatRequest(CommonFields):
-    messages: Annotated[tuple[Message, ...], PlainValidator(read_messages)]
-    tools: Annotated[Tools, PlainValidator(read_tools)] = ()
-    tool_choice: Annotated[ToolChoice, PlainValidator(read_choice)] = ToolChoice()
-    response_format: Annotated[AnswerForm, PlainValidator(read_response_format)] = AnswerForm()
+    messages: Annotated[tuple[Message, ...], PlainValidator(read_messages, json_schema_input_type=Objects)]
+    tools: Annotated[Tools, PlainValidator(read_tools, json_schema_input_type=Objects | None)] = ()
+    tool_choice: Annotated[ToolChoice, PlainValidator(read_choice, json_schema_input_type=str | Object | None)] = (
+        ToolChoice()
+    )
+    response_format: Annotated[
+        AnswerForm, PlainValidator(read_response_format, json_schema_input_type=Object | None)
+    ] = AnswerForm()
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -146,7 +162,10 @@ class ChatRequest(CommonFields):
 
 
 class CompletionRequest(CommonFields):
-    prompt: Annotated[tuple[Prompt, ...], PlainValidator(_prompts)]
+    prompt: Annotated[
+        tuple[Prompt, ...],
+        PlainValidator(_prompts, json_schema_input_type=Prompts),
+    ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 

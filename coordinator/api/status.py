@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from titan.coordinator.api.openapi import answers
 from titan.coordinator.api.service import Service
 from titan.coordinator.generation import ServedModel
 
@@ -23,7 +24,7 @@ def status_router(service: Service) -> APIRouter:
         """The process is alive and its event loop turns; says nothing of the model."""
         return {"status": "ok"}
 
-    @router.get("/ready")
+    @router.get("/ready", responses={503: {"description": "Not ready; says what is missing."}})
     async def ready() -> JSONResponse:
         """200 when a request would be answered, else 503 with what is missing."""
         engine = service.engine.status()
@@ -39,11 +40,11 @@ def status_router(service: Service) -> APIRouter:
         }
         return JSONResponse(body, 200 if is_ready else 503, {"Cache-Control": "no-store"})
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", responses=answers())
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service.engine.served(), started)]}
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", responses=answers())
     async def model(name: str) -> dict[str, Any]:
         return _model(service.served(name), started)
 

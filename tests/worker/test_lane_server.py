@@ -304,3 +304,13 @@ def test_nothing_is_left_behind(tmp_path: Path, model: Path) -> None:
     wait_until(
         lambda: not [t for t in set(threading.enumerate()) - before if t.name.startswith("titan-")], "ending threads"
     )
+
+
+def test_a_fault_in_one_batch_does_not_end_the_worker(worker: RunningWorker, connection: Connection) -> None:
+    lane = worker.lane(connection)
+    holdings = worker.service.execution._execute
+    worker.mlx.serve(lambda calls: [])  # an answer too few: what follows it breaks
+    assert isinstance(ask(lane, call_of(1)._replace(deadline_s=0.3)), ClusterError)
+    worker.mlx.serve(holdings)
+    assert isinstance(ask(lane, call_of(2)), np.ndarray)
+    lane.close()
