@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from titan.common.errors import TitanError
 from titan.coordinator.generation.events import Event, TextDelta
 from titan.coordinator.generation.request import GenerationRequest
 
-__all__ = ["Handle", "Job"]
+__all__ = ["Handle", "Job", "wake"]
 
 
 class Job:
@@ -41,15 +41,23 @@ class Job:
 
     def deliver(self, event: Event | TitanError) -> None:
         """Hand an event, or the error that ended the request, to the reader. From any thread, never waits."""
+        if self.post(event):
+            wake([self])
+
+    def post(self, event: Event | TitanError) -> bool:
+        """As `deliver`, but True when the reader is to be woken by `wake`: once a step for all readers is cheaper."""
         with self._lock:
             self._pending.append(event)
-            if self._wake_scheduled:
-                return
-            self._wake_scheduled = True
-        try:
-            self._loop.call_soon_threadsafe(self._wake.set)
-        except RuntimeError:  # the reader's loop is closed: nobody will read this answer
-            self._cancelled = True
+            asleep, self._wake_scheduled = not self._wake_scheduled, True
+            return asleep
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def woken(self) -> None:
+        """In the reader's loop: let it take what was delivered."""
+        self._wake.set()
 
     async def take(self) -> list[Event | TitanError]:
         """Everything delivered since the last call, at least one; waits for it."""
@@ -60,6 +68,24 @@ class Job:
             self._wake.clear()
             self._wake_scheduled = False
         return taken
+
+
+def wake(jobs: Iterable[Job]) -> None:
+    """Wake the readers of some jobs, each loop once."""
+    loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in jobs:
+        loops.setdefault(job.loop, []).append(job)
+    for loop, own in loops.items():
+        try:
+            loop.call_soon_threadsafe(_woken, own)
+        except RuntimeError:  # the readers' loop is closed: nobody will read these answers
+            for job in own:
+                job.mark_cancelled()
+
+
+def _woken(jobs: list[Job]) -> None:
+    for job in jobs:
+        job.woken()
 
 
 class Handle:

@@ -20,6 +20,7 @@ from titan.coordinator.generation.vocabulary import Vocabulary
 __all__ = ["DEFAULT_PREFILL_STEP_TOKENS", "LoadedModel", "ServedModel"]
 
 DEFAULT_PREFILL_STEP_TOKENS = 2048
+DEFAULT_SHARED_STEP_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class LoadedModel:
         make_cache: a fresh KV cache, one entry a layer.
         close: lets go of what `load` took (sessions, files, memory).
         prefill_step_tokens: prompt tokens a forward pass.
+        shared_step_tokens: at most so many of them while other sequences decode, which wait for it.
         lookahead: start the next step before the current token is read. It hides the host's work where a step
             runs wholly on the device; where every layer waits for its experts it brings nothing and costs a
             wasted step at the end of an answer.
@@ -48,6 +50,7 @@ class LoadedModel:
     make_cache: Callable[[], list[Any]]
     close: Callable[[], None]
     prefill_step_tokens: int = DEFAULT_PREFILL_STEP_TOKENS
+    shared_step_tokens: int = DEFAULT_SHARED_STEP_TOKENS
     lookahead: bool = True
     kv_tokens: int | None = None
     prompt_cache: PromptCache | None = None

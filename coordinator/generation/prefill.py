@@ -48,13 +48,17 @@ class Prefill:
     def complete(self) -> bool:
         return not self._names and self.done_tokens >= len(self._prompt) - 1
 
-    def advance(self) -> int:
-        """Do the next piece: fetch one known block, or run one chunk. Returns the tokens that were run."""
+    def advance(self, at_most: int | None = None) -> int:
+        """Do the next piece: fetch one known block, or run one chunk. Returns the tokens that were run.
+
+        Args:
+            at_most: tokens of a chunk, if fewer than usual.
+        """
         if self._names:
             self._fetch(self._names)
             return 0
         last = len(self._prompt) - 1
-        count = min(self._step_tokens, last - self.done_tokens)
+        count = min(self._step_tokens, at_most or self._step_tokens, last - self.done_tokens)
         if count > 0:
             chunk = mx.array(list(self._prompt[self.done_tokens : self.done_tokens + count]))
             self._model(chunk[None], cache=self.cache)

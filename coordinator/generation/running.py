@@ -37,6 +37,7 @@ class Running(Row):
         self.job = job
         self.sequence = Sequence(tokenizer, request)
         self.cached_tokens = 0
+        self.asleep = False  # the reader has something new and was not woken yet
         self.tokens: list[int] = []  # that were drawn; the last one is not in the KV cache yet
         self._observer = observer
         self._admitted_s = time.monotonic()
@@ -60,8 +61,7 @@ class Running(Row):
         self.tokens.append(step.token)
         delta = self.sequence.push(step)
         self.job.generated_tokens = self.sequence.generated_tokens
-        if delta is not None:
-            self.job.deliver(delta)
+        self.asleep = delta is not None and self.job.post(delta)
         return self.sequence.reason is not None
 
     def finished(self) -> Finished:

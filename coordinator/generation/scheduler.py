@@ -18,7 +18,7 @@ from titan.common.log import get_logger
 from titan.coordinator.generation.batch import Batch
 from titan.coordinator.generation.events import Finished
 from titan.coordinator.generation.grammar import Grammars
-from titan.coordinator.generation.handle import Job
+from titan.coordinator.generation.handle import Job, wake
 from titan.coordinator.generation.model import LoadedModel
 from titan.coordinator.generation.observer import Observer
 from titan.coordinator.generation.prefill import Prefill
@@ -139,7 +139,7 @@ class Scheduler:
         started = time.monotonic()
         try:
             if not prefill.complete:
-                ran = prefill.advance()
+                ran = prefill.advance(self._loaded.shared_step_tokens if self._batch.rows else None)
                 if ran:
                     self._observer.prefilled(ran, time.monotonic() - started)
             running.job.prefilled_tokens = prefill.done_tokens
@@ -184,6 +184,11 @@ class Scheduler:
                 self._fail(row, outcome)
             elif row.take(outcome, now):
                 ended.append(row)
+        asleep = [row for row in rows if row.asleep]
+        if asleep:
+            wake(row.job for row in asleep)
+            for row in asleep:
+                row.asleep = False
         if ended:
             for row in ended:
                 self._remember(row)
