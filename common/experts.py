@@ -172,6 +172,8 @@ class ExpertLayer:
 
     def _load(self, missing: Sequence[int], keep: Sequence[int], *, pin: bool = False) -> None:
         """Read `missing` into slots whose experts are not in `keep`; the caller has settled what reads them."""
+        if not missing:
+            return
         start = time.perf_counter()
         kept = frozenset(keep)
         slots = self.table.reserve(missing, kept)

@@ -36,10 +36,11 @@ from titan.coordinator.calibration.figures import (
     home_figures,
     keep_figures,
     load_figures,
+    with_asking,
     worker_figures,
 )
 from titan.coordinator.calibration.local import measure_local
-from titan.coordinator.calibration.remote import measure_remote
+from titan.coordinator.calibration.remote import measure_remote, measure_together
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS, LoadedModel
 from titan.coordinator.generation.prompt_cache import PromptCache, open_prompt_cache
 from titan.coordinator.host.budget import HostMemory, host_memory
@@ -379,27 +380,38 @@ class Cluster:
                 return kept
         assert self.model is not None
         local = measure_local(self.checkpoint, self.store, self.model, self.dtype, self.report)
-        workers: dict[str, WorkerFigures] = {}
-        probe_layer = shape.layers[0]
-        experts = tuple(range(shape.top_k))
-        for link in self.links:
-            if link.name not in addresses or (link.memory_budget_bytes or 0) < shape.top_k * slot_bytes(
-                probe_layer, self.dtype
-            ):
-                continue
-            self.report(f"calibrating: worker {link.name}")
-            link.assign({probe_layer.index: experts})
-            self._wait_for(link)
-            empty = ExpertLayer(LayerBuffers(probe_layer, shape.top_k, self.dtype), self.store.read_expert)
-            measured = measure_remote(link, probe_layer.index, experts, empty, shape, self.dtype)
-            if measured is None:
-                log.warning("worker could not be measured: the plan leaves it out", worker=link.name)
-                continue
-            row_bytes = shape.hidden_size * COMPUTE_DTYPES[self.dtype][0].itemsize
-            workers[link.name] = worker_figures(link.status.address, measured, row_bytes)
+        workers = self._measured_workers([link for link in self.links if link.name in addresses])
         figures = Figures(key, home_figures(local, shape.top_k), workers)
         keep_figures(self.options.figures_folder, figures)
         return figures
+
+    def _measured_workers(self, links: Sequence[WorkerLink]) -> dict[str, WorkerFigures]:
+        """Each worker's line, measured over its session with a few experts of the first MoE layer."""
+        shape = self.checkpoint.shape
+        spec = shape.layers[0]
+        row_bytes = shape.hidden_size * COMPUTE_DTYPES[self.dtype][0].itemsize
+        empty = ExpertLayer(LayerBuffers(spec, shape.top_k, self.dtype), self.store.read_expert)
+        measured: list[tuple[WorkerLink, tuple[int, ...], WorkerFigures]] = []
+        for place, link in enumerate(links):
+            if (link.memory_budget_bytes or 0) < shape.top_k * slot_bytes(spec, self.dtype):
+                continue
+            self.report(f"calibrating: worker {link.name}")
+            experts = tuple(sorted((place * shape.top_k + i) % shape.num_experts for i in range(shape.top_k)))
+            link.assign({spec.index: experts})
+            self._wait_for(link)
+            remote = measure_remote(link, spec.index, experts, empty, shape, self.dtype)
+            if remote is None:
+                log.warning("worker could not be measured: the plan leaves it out", worker=link.name)
+                continue
+            measured.append((link, experts, worker_figures(link.status.address, remote, row_bytes)))
+        figures = {link.name: found for link, _, found in measured}
+        if len(measured) < 2:
+            return figures
+        share = max(1, shape.top_k // len(measured))
+        asked = [experts[:share] for _, experts, _ in measured]
+        links_asked = [link for link, _, _ in measured]
+        together = measure_together(links_asked, spec.index, asked, empty, shape, self.dtype)
+        return figures if together is None else with_asking(figures, share, together.median_s)
 
     def _check_plan(self, plan: Plan) -> None:
         if plan.fingerprint != self.checkpoint.shape.fingerprint:

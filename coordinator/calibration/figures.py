@@ -9,6 +9,8 @@ import hashlib
 import os
 import platform
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from titan.common.errors import PlanError
@@ -62,6 +64,18 @@ def worker_figures(address: str, remote: RemoteFigures, activation_bytes: int) -
         bandwidth_bytes_s=moved / excess_s if limits else None,
         spread=max(m.spread for _, m in remote.one_row),
     )
+
+
+def with_asking(figures: Mapping[str, WorkerFigures], pairs: int, together_s: float) -> dict[str, WorkerFigures]:
+    """Figures that say what asking all workers in one layer takes.
+
+    A layer's time is that of its slowest node (5), but one thread serialises requests and takes in answers one after
+    another, and on one machine workers share cores. What a request of `pairs` pairs to each took together, beyond the
+    slowest alone, is added to every round trip: right where a layer asks all, cautious where it asks one.
+    """
+    alone_s = max(f.round_trip_s + pairs * f.compute_s for f in figures.values())
+    excess_s = max(0.0, together_s - alone_s)
+    return {name: replace(f, round_trip_s=f.round_trip_s + excess_s) for name, f in figures.items()}
 
 
 def load_figures(folder: Path | None, key: str) -> Figures | None:

@@ -55,3 +55,24 @@ def measure_remote(
     if dispatcher.executed.fallbacks or worker.ready is None:
         return None
     return RemoteFigures(one_row, many)
+
+
+def measure_together(
+    workers: Sequence[Worker],
+    layer: int,
+    experts: Sequence[Sequence[int]],
+    empty: ExpertLayer,
+    shape: ModelShape,
+    dtype: str,
+) -> Measured | None:
+    """One row's request to several workers at once, `experts[i]` of `workers[i]`; None when one of them failed.
+
+    What this takes beyond the slowest worker alone is what asking them one after another costs this machine.
+    """
+    dispatcher = Dispatcher({layer: empty}, workers, shape.hidden_size, dtype, Exchange())
+    x = mx.array(np.random.default_rng(0).standard_normal((1, shape.hidden_size)).astype(np.float32))
+    x = x.astype(COMPUTE_DTYPES[dtype][1])
+    chosen = mx.array(np.array([[e for some in experts for e in some]], np.uint32))
+    mx.eval(x, chosen)
+    measured = measure(lambda: mx.eval(dispatcher.execute(layer, x, chosen)), samples=25, budget_s=1.0)
+    return None if dispatcher.executed.fallbacks else measured

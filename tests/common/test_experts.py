@@ -193,3 +193,22 @@ def test_no_slot_left_beside_the_pinned_is_a_named_error(case: Case) -> None:
     with pytest.raises(MemoryBudgetError, match="layer 1"):
         layer.run_rows(x, np.array([[0, 5]], np.uint32))
     case.check(layer, 1, 3, 0, 2)
+
+
+def test_pinning_nothing_reads_nothing(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "m", layers=1, experts=4, top_k=2, hidden=256, width=1024)
+    checkpoint = open_checkpoint(path)
+    store, pool = ExpertStore(checkpoint), ReaderPool(2)
+    try:
+        layer = ExpertLayer(
+            LayerBuffers(checkpoint.shape.layers[0], 2, "float32"),
+            store.read_expert,
+            readers=pool,
+            fill_many=store.read_experts,
+        )
+        layer.pin([])
+        assert store.counts.experts == 0
+        assert layer.table.slots == {}
+    finally:
+        pool.close()
+        store.close()

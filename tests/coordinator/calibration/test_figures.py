@@ -16,6 +16,7 @@ from titan.coordinator.calibration.figures import (
     home_figures,
     keep_figures,
     load_figures,
+    with_asking,
     worker_figures,
 )
 from titan.coordinator.calibration.local import LocalFigures, measure_local
@@ -23,7 +24,7 @@ from titan.coordinator.calibration.remote import MANY_ROWS, RemoteFigures
 from titan.coordinator.calibration.timing import Measured, summarise
 from titan.coordinator.host.model import load_host_model
 from titan.deploy import DEMO_MODEL
-from titan.placement.figures import Figures, HomeFigures
+from titan.placement.figures import Figures, HomeFigures, WorkerFigures
 
 
 def steady(seconds: float) -> Measured:
@@ -55,6 +56,15 @@ def test_bandwidth_shows_only_where_it_limits() -> None:
     moved = 2 * MANY_ROWS * 8192
     slow = worker_figures("a:1", RemoteFigures(line, steady(500e-6 + MANY_ROWS * 20e-6 + moved / 10e6)), 8192)
     assert slow.bandwidth_bytes_s == pytest.approx(10e6)
+
+
+def test_asking_several_workers_costs_what_it_took() -> None:
+    near = WorkerFigures("a:1", 20e-6, 400e-6, None, 0.1)
+    far = WorkerFigures("b:1", 20e-6, 900e-6, None, 0.1)
+    both = with_asking({"near": near, "far": far}, pairs=2, together_s=1100e-6)
+    assert both["far"].round_trip_s == pytest.approx(900e-6 + 160e-6)
+    assert both["near"].round_trip_s == pytest.approx(400e-6 + 160e-6)
+    assert with_asking({"near": near, "far": far}, pairs=2, together_s=800e-6) == {"near": near, "far": far}
 
 
 def test_noise_is_measured_longer_and_flagged() -> None:

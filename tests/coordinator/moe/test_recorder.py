@@ -39,7 +39,7 @@ def test_the_trace_is_the_routers_choice(tmp_path: Path, holder: object) -> None
     # The reference's own routing of the same tokens, layer by layer.
     chosen: list[list[np.ndarray]] = [[] for _ in range(8)]
     shares: list[list[np.ndarray]] = [[] for _ in range(8)]
-    for place, layer in enumerate(reference.layers):
+    for place, layer in enumerate(reference["model"]["layers"]):
         gate = layer.mlp.gate
 
         def watched(x: mx.array, gate: object = gate, place: int = place) -> mx.array:
