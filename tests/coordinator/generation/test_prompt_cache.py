@@ -32,9 +32,9 @@ def engine(**values: Callable[[], PromptCache]) -> ProbedEngine:
     return ProbedEngine(prefill_step_tokens=48, **values)
 
 
-async def ask(probed: ProbedEngine, prompt: list[int], tokens: int = 12) -> tuple[list[object], Finished]:
+async def ask(probed: ProbedEngine, prompt: list[int], max_tokens: int = 12) -> tuple[list[object], Finished]:
     """Tokens and log-probabilities, and the end."""
-    handle = probed.engine.submit(GenerationRequest(tuple(prompt), tokens, Sampling(temperature=0), top_logprobs=2))
+    handle = probed.engine.submit(GenerationRequest(tuple(prompt), max_tokens, Sampling(temperature=0), top_logprobs=2))
     tokens: list[object] = []
     logprobs: list[object] = []
     async with asyncio.timeout(DEADLINE_S):
