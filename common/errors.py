@@ -186,6 +186,7 @@ class MemoryBudgetError(TitanError):
 
 class PlanError(TitanError):
     grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
 
 
 class PlanVersionError(PlanError):

@@ -123,14 +123,14 @@ def run(
     registry = CollectorRegistry()
     engine = Engine(cluster.load, max_sequences=max_sequences, observer=RequestMetrics(registry))
     registry.register(Figures(lambda: engine_samples(engine), lambda: cluster_samples(cluster)))
-    operations = Operations(lambda: metrics_text(registry), lambda: describe_cluster(cluster))
+    replanner = Replanner(cluster, engine.run_between_steps)
+    operations = Operations(lambda: metrics_text(registry), lambda: describe_cluster(cluster), replanner.on_request)
     cluster.report = _Reporter(engine)
     address = normalise_address(listen, 8080, any_port=True) if listen is not None else config.coordinator.listen
     host, port = split_address(address)
     server = ApiServer(create_app(engine, api_keys=api_keys, listen_host=host, operations=operations), host, port)
     log.info("listening", address=server.address, model=cluster.name, key="needed" if api_keys else "none")
     engine.start()
-    replanner = Replanner(cluster, engine.run_between_steps)
 
     def ready(server: ApiServer, cluster: Cluster) -> None:
         if cluster.figures is not None and config.workers:

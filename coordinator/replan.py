@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from titan.common.errors import TitanError
+from titan.common.errors import PlanError, TitanError
 from titan.common.log import get_logger
 from titan.common.units import format_seconds
 from titan.coordinator.cluster import Cluster
@@ -103,6 +103,11 @@ class Replanner:
             TitanError: the cluster was not planned from figures, or solving failed.
         """
         cluster = self._cluster
+        if figures is None and cluster.figures is None:
+            raise PlanError(
+                "this cluster was not planned from measured figures",
+                "start the coordinator without --quick-plan and --plan",
+            )
         with self._moving:
             problem = cluster.problem(figures or cluster.figures)
             plan = cluster.solve(problem)
@@ -114,6 +119,13 @@ class Replanner:
                     return None
             self._move(plan)
             return plan
+
+    def on_request(self) -> dict[str, object]:
+        """For an operator who asks: what `replan` did, as JSON values. Raises what `replan` raises."""
+        plan = self.replan()
+        running = plan or self._cluster.plan
+        step_s = running.predicted.step_s if running is not None and running.predicted is not None else None
+        return {"moved": plan is not None, "predicted_step_s": step_s}
 
     def _move(self, plan: Plan) -> None:
         cluster = self._cluster

@@ -1,4 +1,5 @@
-"""What operators ask of a coordinator: `/metrics`, `/v1/titan/cluster`, `/v1/titan/drain`, `/v1/titan/resume`."""
+"""What operators ask of a coordinator: `/metrics`, `/v1/titan/cluster`, `/v1/titan/replan`, `/v1/titan/drain`,
+`/v1/titan/resume`."""
 
 from __future__ import annotations
 
@@ -24,10 +25,12 @@ class Operations:
     Args:
         metrics: the text for Prometheus.
         cluster: plan, nodes, health, counters, as JSON values.
+        replan: plan again from figures as they are now, and move experts if that pays; says what came of it.
     """
 
     metrics: Callable[[], bytes] = bytes
     cluster: Callable[[], dict[str, Any]] = dict
+    replan: Callable[[], dict[str, Any]] = dict
 
 
 def operations_router(service: Service, operations: Operations) -> APIRouter:
@@ -41,6 +44,12 @@ def operations_router(service: Service, operations: Operations) -> APIRouter:
     def cluster() -> dict[str, Any]:
         """What the cluster is and does."""
         return {"engine": _engine(service)} | operations.cluster()
+
+    @router.post("/v1/titan/replan", responses=answers())
+    def replan(request: Request) -> dict[str, Any]:
+        """Plan again and move experts if that promises enough; requests go on meanwhile."""
+        require_operator(request)
+        return operations.replan()
 
     @router.post("/v1/titan/drain", responses=answers())
     async def drain(request: Request) -> dict[str, Any]:

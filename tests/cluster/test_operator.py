@@ -6,9 +6,12 @@ Run: .venv/bin/pytest tests/cluster/test_operator.py
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.request
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import pytest
 from fixtures.processes import CoordinatorProcess, run_titan, write_hosts
 
 from titan.coordinator.demo.cluster import LoopbackCluster
@@ -41,7 +44,12 @@ def test_measure_plan_and_serve_the_plan(tmp_path: Path) -> None:
         assert ElementTree.parse(picture).getroot().tag.endswith("svg")
 
         with CoordinatorProcess(Path(hosts), "--plan", str(out)) as coordinator:
-            coordinator.wait_until_ready()
+            url = coordinator.wait_until_ready()
+            request = urllib.request.Request(f"{url}/titan/replan", b"", method="POST")
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=30)
+            assert refused.value.code == 409
+            assert "not planned from measured figures" in refused.value.read().decode()
             assert coordinator.stop() == 0
 
         shown = run_titan("calibrate", "--hosts", hosts, HOME=home)

@@ -87,6 +87,8 @@ async def test_experts_move_while_answers_go_on() -> None:
             second = await asyncio.to_thread(lambda: replanner.replan(swapped))
             assert second is not None
             assert await answer() == expected
+            cluster.figures = swapped
+            assert (await asyncio.to_thread(replanner.on_request))["moved"] is False
             assert cluster.dispatcher is not None
             assert cluster.dispatcher.executed.fallbacks == 0
         finally:
