@@ -235,7 +235,8 @@ async def test_a_request_that_fails_or_is_cancelled_frees_its_memory(
         gate.open.set()
         await read(handle)
     wait_until(lambda: probed.engine.status().running == 0, "the request to end")
-    assert mx.get_active_memory() == before_bytes
+    # A request's KV cache is 2 MiB here; scalars of the engine's own may come and go.
+    wait_until(lambda: mx.get_active_memory() <= before_bytes + (64 << 10), "its memory to come back")
 
 
 async def test_a_reader_whose_loop_is_gone_does_not_hurt(probed: ProbedEngine, tokenizer: TokenizerWrapper) -> None:
