@@ -80,7 +80,7 @@ def test_killed_worker(
     loopback, cluster, loaded = duo
     assert generate(loaded, {10: loopback.workers[0].kill}) == expected
     assert cluster.links[0].ready is None
-    assert cluster.links[0].status.state == "away"
+    assert cluster.links[0].status.state in ("away", "connecting")
     assert cluster.dispatcher is not None
     assert cluster.dispatcher.executed.ssd > 0
     assert any("worker-1" in r.getMessage() for r in caplog.records if r.levelname == "WARNING")
@@ -102,7 +102,7 @@ def test_stopped_worker_is_replaced_within_its_deadline_and_taken_back(
     session_before = cluster.links[1].status.epoch
     assert generate(loaded, {7: worker.pause}) == expected
     assert cluster.dispatcher is not None
-    assert cluster.dispatcher.executed.fallbacks > 0
+    assert cluster.dispatcher.executed.fallbacks + cluster.dispatcher.executed.hedged > 0
     assert cluster.links[1].ready is None
     worker.resume()
     wait_until(lambda: cluster.links[1].ready is not None, "taking worker-2 back")
