@@ -28,6 +28,7 @@ from titan.deploy import DEMO_MODEL
 PLANS: dict[str, Holder] = {"local": all_local, "remote": all_remote, "split": split, "ssd at C = top-k": all_ssd}
 NODES = ("coordinator", "worker-1", "worker-2")
 FAMILIES = ("olmoe", "qwen3_moe")
+PATIENT = {"timeouts": {"execute": "4s"}}  # who executes is asserted here: a busy machine must not change it
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Iterator[tuple[LoopbackCluster, nn.Module]]:
     path = checkpoints[request.param]
-    with LoopbackCluster(path) as loopback:
+    with LoopbackCluster(path, settings=PATIENT) as loopback:
         yield loopback, load_reference(path)
 
 
@@ -112,7 +113,7 @@ def test_chunked_prefill_is_what_mlx_lm_does_with_the_same_chunks(family: tuple[
 def test_workers_with_their_own_copy_read_it_themselves(checkpoints: dict[str, Path]) -> None:
     path = checkpoints["olmoe"]
     reference = load_reference(path)
-    with LoopbackCluster(path, own_copies=True) as loopback:
+    with LoopbackCluster(path, own_copies=True, settings=PATIENT) as loopback:
         plan = make_plan(loopback.checkpoint, NODES, all_remote)
         cluster = loopback.coordinator(ClusterOptions(plan=plan))
         try:
