@@ -1,4 +1,4 @@
-"""`titan bench decode` and `titan bench memory`: figures of one machine alone."""
+"""`titan bench decode`, `memory` and `predict`: figures of one machine, and the cost model beside them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from titan.common.errors import ConfigError
 from titan.common.units import format_bytes
 from titan.deploy import DEMO_MODEL
 
@@ -22,6 +23,7 @@ def register_bench(app: typer.Typer) -> None:
     """Mount the commands under `titan bench`."""
     app.command("decode")(decode_command)
     app.command("memory")(memory_command)
+    app.command("predict")(predict_command)
 
 
 def decode_command(
@@ -83,6 +85,39 @@ def memory_command(
     console = Console()
     console.print(table)
     console.print("within what is allowed" if figures.within else "MORE than allowed")
+
+
+def predict_command(
+    model: ModelOption = DEMO_MODEL,
+    delays: Annotated[str, typer.Option(help="Delays in µs, one way, comma-separated.")] = "0,500,1000",
+    tokens: Annotated[int, typer.Option(min=8, max=10_000, help="Tokens a run.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="Runs of each plan.")] = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Steps that the cost model predicts for several plans, beside steps that are decoded, with an injected delay."""
+    from titan.coordinator.bench.predict import bench_predict  # loads MLX
+
+    parts = [part.strip() for part in delays.split(",")]
+    if not all(part.isdecimal() and int(part) <= 1_000_000 for part in parts) or len(parts) > 16:
+        raise ConfigError(f"--delays is {delays!r}", "give up to 16 numbers of µs, separated by commas")
+    with Console(stderr=True).status("measuring") as status:
+        found = bench_predict(model, tuple(int(part) for part in parts), tokens, repeats, status.update)
+    if as_json:
+        typer.echo(json.dumps([asdict(prediction) for prediction in found]))
+        return
+    table = Table(title=f"{model}: two workers on this machine, {tokens} tokens, {repeats} runs, medians")
+    for column in ("delay", "plan", "predicted", "measured", "error", "remote"):
+        table.add_column(column, justify="left" if column == "plan" else "right")
+    for p in found:
+        table.add_row(
+            f"{p.delay_us} µs",
+            p.plan,
+            f"{p.predicted_ms:.2f} ms",
+            f"{p.measured_ms:.2f} ms",
+            f"{p.error:+.0%}",
+            f"{p.executed_remote:.0%}",
+        )
+    Console().print(table)
 
 
 def _ratio(value: float) -> str:
