@@ -18,6 +18,7 @@ import numpy as np
 
 from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.errors import TitanError, WireError, WorkerDraining, WorkerRefused
+from titan.common.execution import SORT_AT_PAIRS
 from titan.common.experts import Fill
 from titan.common.log import get_logger
 from titan.common.platform import process_memory_bytes
@@ -206,7 +207,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             activations=np.zeros((rows, holdings.shape.hidden_size), bits),
             pair_rows=np.repeat(np.arange(rows, dtype=np.uint32), a_row),
             pair_experts=np.resize(np.array(held, np.uint32), rows * a_row),
-            sort=rows * a_row >= 64,
+            sort=rows * a_row >= SORT_AT_PAIRS,
             deadline_s=JOB_TIMEOUT_S,
         )
         times = [self.execution.run(call, session).compute_us for _ in range(repeats)]

@@ -6,20 +6,19 @@ Wires the measurements to `placement.figures`. A file that cannot be read is mea
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from titan.common.errors import PlanError
+from titan.common.errors import ConfigError, PlanError
 from titan.common.log import get_logger
 from titan.common.registry import ModelShape
 from titan.common.versions import MLX_VERSION, SOFTWARE_VERSION
 from titan.coordinator.calibration.local import LocalFigures
 from titan.coordinator.calibration.remote import MANY_ROWS, RemoteFigures
 from titan.placement.figures import Figures, HomeFigures, WorkerFigures, fit_line
+from titan.placement.show import write_file
 
 log = get_logger("coordinator.calibration")
 
@@ -99,15 +98,6 @@ def keep_figures(folder: Path | None, figures: Figures) -> None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(dir=folder, prefix=".figures-")
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(figures.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, folder / f"figures-{figures.key}.json")
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
+        write_file(folder / f"figures-{figures.key}.json", figures.to_json())
+    except (OSError, ConfigError) as error:
         log.warning("figures could not be kept", folder=str(folder), error=str(error))

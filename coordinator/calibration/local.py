@@ -17,7 +17,7 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from titan.common.arrays import COMPUTE_DTYPES
-from titan.common.execution import apply_rows
+from titan.common.execution import SORT_AT_PAIRS, apply_rows
 from titan.common.experts import ExpertLayer
 from titan.common.registry import Checkpoint
 from titan.common.slots.buffers import LayerBuffers
@@ -130,7 +130,7 @@ def _experts(scratch: ExpertLayer, top_k: int, hidden: int, dtype: str) -> list[
 
         def work(x: Any = x, pair_rows: Any = pair_rows, draws: Any = draws, turn: Any = turn) -> None:
             experts = draws[next(turn) % len(draws)]
-            mx.eval(scratch.run_pairs(x, pair_rows, experts, sort=experts.size >= 64))
+            mx.eval(scratch.run_pairs(x, pair_rows, experts, sort=experts.size >= SORT_AT_PAIRS))
             scratch.forget_unevaluated()
 
         found.append((rows * a_row, measure(work)))

@@ -17,6 +17,7 @@ import numpy as np
 
 from titan.common.arrays import COMPUTE_DTYPES, from_raw_bits, raw_bits
 from titan.common.errors import ClusterError, TitanError, WorkerBadReply, WorkerOverloaded
+from titan.common.execution import SORT_AT_PAIRS
 from titan.common.experts import ExpertLayer
 from titan.common.log import get_logger
 from titan.common.prefetch.prefetcher import Prefetcher
@@ -30,7 +31,6 @@ from titan.placement.cost import Costs
 
 log = get_logger("coordinator.dispatch")
 
-SORT_AT_PAIRS = 64
 VERIFIED_PAIRS = 16  # of an answer that is looked at
 
 
