@@ -27,7 +27,7 @@ from titan.coordinator.generation.model import LoadedModel
 from titan.coordinator.generation.request import Sampling
 from titan.coordinator.generation.sampling import make_sampler
 from titan.coordinator.moe.dispatch import Dispatcher
-from titan.coordinator.remote.exchange import Exchange, Failed, Hedge, OnResult, Outstanding
+from titan.coordinator.remote.exchange import Exchange, Failed, Hedge, OnFailure, OnResult, Outstanding
 from titan.coordinator.remote.lane_transport import LaneTransport
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Transport
@@ -166,8 +166,10 @@ class _TimedExchange(Exchange):
         super().send(transport, call, positions, times)
         self.sent = time.perf_counter()
 
-    def collect(self, on_result: OnResult, hedge: Hedge | None = None) -> list[Failed]:
-        del hedge
+    def collect(
+        self, on_result: OnResult, hedge: Hedge | None = None, on_failure: OnFailure | None = None
+    ) -> list[Failed]:
+        del hedge, on_failure
 
         def timed(outstanding: Outstanding, result: ExecuteResult) -> None:
             self.replies.append((time.perf_counter(), result))
