@@ -23,6 +23,7 @@ from titan.coordinator.bench.placement import on_workers
 from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.demo.cluster import LoopbackCluster
 from titan.coordinator.generation.model import LoadedModel
+from titan.coordinator.moving import begin_move, finish_move, move_layer
 from titan.coordinator.planning import expected_step_s
 from titan.placement import Plan, Problem, solve
 
@@ -82,9 +83,9 @@ def _measure(
     tokens: int,
     repeats: int,
 ) -> Prediction:
-    for position in cluster.begin_plan(plan):
-        cluster.move_layer(plan, position)
-    cluster.finish_plan(plan)
+    for position in begin_move(cluster, plan):
+        move_layer(cluster, plan, position)
+    finish_move(cluster, plan)
     assert cluster.dispatcher is not None
     if name != "searched":
         cluster.dispatcher.costs = None  # whoever the plan names executes, also where reading would be cheaper

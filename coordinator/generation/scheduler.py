@@ -203,7 +203,7 @@ class Scheduler:
         rows = batch.rows
 
         def lookahead() -> bool:
-            return self._loaded.lookahead and not joining and not any(row.job.cancelled for row in rows)
+            return self._loaded.lookahead() and not joining and not any(row.job.cancelled for row in rows)
 
         try:
             outcomes = batch.step(lookahead=lookahead)

@@ -328,6 +328,6 @@ def _disagrees(outstanding: Outstanding) -> WorkerBadReply:
 
 def _local_s(local: ExpertLayer, experts: np.ndarray) -> float:
     """What executing these experts here would take: reading those that are not in a slot, at this layer's own rate."""
-    counts = local.table.counts
+    fetch_s = local.table.counts.fetch_s
     missing = sum(e not in local.table.slots for e in set(experts.tolist()))
-    return missing * counts.stall_s / counts.loads if counts.loads else float("inf")
+    return float("inf") if fetch_s is None else missing * fetch_s
