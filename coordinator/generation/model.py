@@ -28,27 +28,20 @@ DEFAULT_SHARED_STEP_TOKENS = 256
 class LoadedModel:
     """A model ready to run. Made, used and closed on the engine's thread alone.
 
-        Args:
-            model: mlx-lm's module tree, called as `model(tokens [1, n], cache=cache) -> logits [1, n, vocabulary]`.
-            tokenizer: mlx-lm's wrapper; the one part that other threads read.
-            context_tokens: most tokens, prompt and answer together, that the model can hold.
-            name: what clients call the model.
-            make_cache: a fresh KV cache, one entry a layer.
-            close: lets go of what `load` took (sessions, files, memory).
-            prefill_step_tokens: prompt tokens a forward pass.
-            shared_step_tokens: at most so many of them while other sequences decode, which wait for it.
-    <<<<<<< HEAD
-            lookahead: start the next step before the current token is read. It hides the host's work where a step
-                runs wholly on the device; where every layer waits for its experts it brings nothing and costs a
-                wasted step at the end of an answer.
-            kv_tokens: places that KV memory is planned for, all sequences together; None takes what one sequence may need.
-    =======
-            lookahead: asked at each step, whether to start the next one before the current token is read. It hides the
-                host's work where a step runs wholly on the device; where every layer waits for its experts it brings
-                nothing and costs a wasted step at the end of an answer.
-            kv_tokens: tokens that KV memory is planned for, all sequences together; None takes `context_tokens`.
-    >>>>>>> main
-            prompt_cache: keeps the KV of prompts; None for not at all.
+    Args:
+        model: mlx-lm's module tree, called as `model(tokens [1, n], cache=cache) -> logits [1, n, vocabulary]`.
+        tokenizer: mlx-lm's wrapper; the one part that other threads read.
+        context_tokens: most tokens, prompt and answer together, that the model can hold.
+        name: what clients call the model.
+        make_cache: a fresh KV cache, one entry a layer.
+        close: lets go of what `load` took (sessions, files, memory).
+        prefill_step_tokens: prompt tokens a forward pass.
+        shared_step_tokens: at most so many of them while other sequences decode, which wait for it.
+        lookahead: asked at each step, whether to start the next one before the current token is read. It hides the
+            host's work where a step runs wholly on the device; where every layer waits for its experts it brings
+            nothing and costs a wasted step at the end of an answer.
+        kv_tokens: places that KV memory is planned for, all sequences together; None takes what one may need.
+        prompt_cache: keeps the KV of prompts; None for not at all.
     """
 
     model: Callable[..., mx.array]
