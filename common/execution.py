@@ -37,6 +37,31 @@ def apply_pairs(buffers: LayerBuffers, x: mx.array, rows: np.ndarray, slots: np.
     return y.squeeze(-2)
 
 
+def weighted_sums(y: mx.array, rows: np.ndarray, scores: np.ndarray, count: int) -> mx.array:
+    """For each of `count` rows the sum over its pairs of score times output, in float32 and in the order of the pairs.
+
+    Args:
+        y: [P, D] outputs.
+        rows: [P], each < count.
+        scores: [P] of float32.
+
+    Returns:
+        [count, D] of float32, unevaluated; zeros for a row without pairs.
+    """
+    if count == 1:
+        return (y.astype(mx.float32) * mx.array(scores)[:, None]).sum(axis=0, keepdims=True)
+    order = np.argsort(rows, kind="stable")
+    pairs_of = np.bincount(rows, minlength=count)
+    width = int(pairs_of.max())
+    # A table [count, width] of each row's pairs; where a row has fewer, weight 0.
+    places = np.arange(rows.size) - np.repeat(np.cumsum(pairs_of) - pairs_of, pairs_of)
+    pair = np.zeros((count, width), np.uint32)
+    weight = np.zeros((count, width), np.float32)
+    pair[rows[order], places] = order
+    weight[rows[order], places] = scores[order]
+    return (y[mx.array(pair)].astype(mx.float32) * mx.array(weight)[..., None]).sum(axis=-2)
+
+
 def _apply(buffers: LayerBuffers, x: mx.array, slots: mx.array, sort: bool) -> mx.array:
     shape = slots.shape
     x = mx.expand_dims(x, (-2, -3))

@@ -28,6 +28,7 @@ from titan.common.prefetch.learned import recall, remember
 from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.prefetch.uses import recall_uses, remember_uses
 from titan.common.registry import Checkpoint
+from titan.common.registry.families import require_weighted_sum
 from titan.common.security.credentials import Credentials
 from titan.common.slots.buffers import LayerBuffers, slot_bytes
 from titan.common.store import ExpertStore, ReaderPool
@@ -114,6 +115,9 @@ class Cluster:
         options: ClusterOptions,
         report: Callable[[str], None] = lambda _phase: None,
     ) -> None:
+        self.reduced = hosts.precision == "reduced"
+        if self.reduced:
+            require_weighted_sum(checkpoint.shape.family)
         self.hosts = hosts
         self.checkpoint = checkpoint
         self.options = options
@@ -149,6 +153,7 @@ class Cluster:
                     instance_id,
                     self.store,
                     hosts.transport,
+                    reduced=self.reduced,
                 )
                 for worker in hosts.workers
             ]
@@ -194,6 +199,7 @@ class Cluster:
             self.exchange,
             self.costs(self.plan),
             self.hosts.verify,
+            reduced=self.reduced,
         )
         self.dispatcher.prefetcher = self.make_prefetcher(model)
         self._recall()
@@ -341,7 +347,7 @@ class Cluster:
         """Kept figures of this cluster, or new ones. The model must be loaded and not bound."""
         shape = self.checkpoint.shape
         addresses = {link.name: link.status.address for link in self.links if link.status.address}
-        key = figures_key(shape, self.dtype, addresses)
+        key = figures_key(shape, self.dtype, addresses, self.hosts.precision)
         if not self.options.measure_again:
             kept = load_figures(self.options.figures_folder, key)
             if kept is not None:
@@ -367,7 +373,7 @@ class Cluster:
             experts = tuple(sorted((place * shape.top_k + i) % shape.num_experts for i in range(shape.top_k)))
             link.assign({spec.index: experts})
             self._wait_for(link)
-            remote = measure_remote(link, spec.index, experts, empty, shape, self.dtype)
+            remote = measure_remote(link, spec.index, experts, empty, shape, self.dtype, reduced=self.reduced)
             if remote is None:
                 log.warning("worker could not be measured: the plan leaves it out", worker=link.name)
                 continue
@@ -378,7 +384,7 @@ class Cluster:
         share = max(1, shape.top_k // len(measured))
         asked = [experts[:share] for _, experts, _ in measured]
         links_asked = [link for link, _, _ in measured]
-        together = measure_together(links_asked, spec.index, asked, empty, shape, self.dtype)
+        together = measure_together(links_asked, spec.index, asked, empty, shape, self.dtype, reduced=self.reduced)
         return figures if together is None else with_asking(figures, share, together.median_s)
 
     def check_plan(self, plan: Plan) -> None:

@@ -100,7 +100,7 @@ class Execution:
         if self._draining:
             raise WorkerDraining("the worker is shutting down", "wait until it is started again")
         self._sessions.begin_stream(session)
-        limits = limits_of(holdings)
+        limits = limits_of(holdings, session)
         lane = LaneConnection(
             sock, session, limits, self._sessions, self.admit, self._mlx.poller, self.lane_counts, self.answers
         )
@@ -141,9 +141,9 @@ class Execution:
         return outcomes
 
 
-def limits_of(holdings: Holdings) -> Limits:
+def limits_of(holdings: Holdings, session: Session) -> Limits:
     shape = holdings.shape
-    return Limits(shape.hidden_size, shape.num_experts, holdings.compute_dtype)
+    return Limits(shape.hidden_size, shape.num_experts, holdings.compute_dtype, session.reduced)
 
 
 class _WaitedRequest:

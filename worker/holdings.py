@@ -11,10 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import mlx.core as mx
 import numpy as np
 
 from titan.common.arrays import COMPUTE_DTYPES, from_raw_bits, raw_bits
 from titan.common.errors import MemoryBudgetError, TitanError, WorkerRefused
+from titan.common.execution import weighted_sums
 from titan.common.experts import ExpertLayer
 from titan.common.registry.shape import ModelShape
 from titan.common.slots.buffers import LayerBuffers, slot_bytes
@@ -194,16 +196,30 @@ class Holdings:
         stalled_s = layer.table.counts.stall_s
         bits, rows, experts = _joined(calls)
         x = from_raw_bits(bits, COMPUTE_DTYPES[self.compute_dtype][1])
-        outputs = raw_bits(layer.run_pairs(x, rows, experts, sort=calls[0].sort))
+        y = layer.run_pairs(x, rows, experts, sort=calls[0].sort)
+        outputs = self._outputs_of(calls, y)
         layer.settle()
         load_us = int((layer.table.counts.stall_s - stalled_s) * 1e6)
         compute_us = int((time.perf_counter() - start) * 1e6) - load_us
-        results = []
-        end = 0
-        for call in calls:
-            begin, end = end, end + call.pair_rows.shape[0]
-            results.append(ExecuteResult(call.request_id, outputs[begin:end], 0, compute_us, load_us))
-        return results
+        return [
+            ExecuteResult(call.request_id, outputs[place], 0, compute_us, load_us, reduced=call.scores is not None)
+            for place, call in enumerate(calls)
+        ]
+
+    def _outputs_of(self, calls: Sequence[ExecuteCall], y: mx.array) -> list[np.ndarray]:
+        """Raw bits of what each call is to get, of the outputs [P, D] of all their pairs."""
+        ends = np.cumsum([call.pair_rows.shape[0] for call in calls]).tolist()
+        slices = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+        single = raw_bits(y) if any(call.scores is None for call in calls) else None
+        outputs = []
+        for call, part in zip(calls, slices, strict=True):
+            if call.scores is None:
+                assert single is not None
+                outputs.append(single[part])
+            else:
+                sums = weighted_sums(y[part], call.pair_rows, call.scores, call.activations.shape[0])
+                outputs.append(raw_bits(sums.astype(y.dtype)))
+        return outputs
 
 
 def _refusal(call: ExecuteCall, layer: ExpertLayer | None) -> WorkerRefused | None:

@@ -117,7 +117,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         holdings = self._hold(
             coordinator, request.instance_id, *agree_on_model(self.name, coordinator.name, request, own)
         )
-        session = self.sessions.open(coordinator.name, request.instance_id, context.peer())
+        session = self.sessions.open(coordinator.name, request.instance_id, context.peer(), reduced=request.reduced)
         self.execution.end_lanes(lambda old: not self.sessions.is_live(old))
         log.info("session opened", coordinator=coordinator.name, epoch=session.epoch, peer=context.peer())
         reply = pb.HelloReply(
@@ -128,6 +128,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             has_checkpoint=self._checkpoint is not None,
             max_message_bytes=MAX_MESSAGE_BYTES,
             worker_id=self.worker_id,
+            reduced=session.reduced,
             device=str(mx.default_device().type).rpartition(".")[2],
         )
         if self.lanes is not None:
@@ -188,7 +189,7 @@ class WorkerService(pb_grpc.WorkerServicer):
                     if session is None:
                         self.sessions.begin_stream(named)
                         session = named
-                    call = decode_call(request, limits_of(self._current()))
+                    call = decode_call(request, limits_of(self._current(), named))
                     reply = encode_result(self.execution.run(call, named))
                     self.execution.answers.add("grpc", "ok")
                 except TitanError as error:

@@ -19,13 +19,14 @@ MAX_STREAMS_PER_SESSION = 2
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One coordinator process. `assigned`: layer -> experts it wants here."""
+    """One coordinator process. `assigned`: layer -> experts it wants here; `reduced`: its requests may carry scores."""
 
     id: str
     epoch: int
     coordinator: str
     instance_id: str
     peer: str
+    reduced: bool = False
     assigned: Mapping[int, frozenset[int]] = field(default_factory=dict)
     streams: int = 0
     last_seen: float = field(default_factory=time.monotonic)
@@ -43,7 +44,7 @@ class Sessions:
     def opened(self) -> int:
         return self._epoch
 
-    def open(self, coordinator: str, instance_id: str, peer: str) -> Session:
+    def open(self, coordinator: str, instance_id: str, peer: str, *, reduced: bool = False) -> Session:
         """Open a session, replacing earlier ones of the same coordinator.
 
         Raises:
@@ -66,7 +67,7 @@ class Sessions:
                     raise WorkerOverloaded(f"{MAX_SESSIONS} coordinators are connected already", "stop one of them")
                 del self._sessions[min(idle, key=lambda s: s.last_seen).id]
             self._epoch += 1
-            session = Session(secrets.token_hex(16), self._epoch, coordinator, instance_id, peer)
+            session = Session(secrets.token_hex(16), self._epoch, coordinator, instance_id, peer, reduced)
             self._sessions[session.id] = session
             return session
 

@@ -192,6 +192,9 @@ class HostsConfig(Section):
     """Share of workers' answers that the coordinator computes again and compares: `1%`, or a number in 0..1."""
     transport: Literal["auto", "lane", "grpc"] = "auto"
     """What carries a layer's request: `auto` measures both at the start of a session and takes the faster."""
+    precision: Literal["exact", "reduced"] = "exact"
+    """What a worker answers: every expert's output, or their score-weighted sum a row, which is top-k times smaller and
+    rounded once more. `exact` gives mlx-lm's tokens."""
 
     @field_validator("workers", mode="before")
     @classmethod

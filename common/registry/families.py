@@ -16,7 +16,7 @@ from pathlib import Path
 from titan.common.errors import CheckpointContradiction, UnsupportedFamily
 from titan.common.registry.shape import MAX_LAYERS
 
-__all__ = ["FAMILIES", "Config", "Family", "Module", "family_of"]
+__all__ = ["FAMILIES", "Config", "Family", "Module", "family_of", "require_weighted_sum"]
 
 Config = Mapping[str, object]
 MLX_LM_ALIASES = {"kimi_k2": "deepseek_v3", "minimax_m2": "minimax"}  # model_type -> mlx-lm's file
@@ -56,6 +56,9 @@ class Family:
         stacked, per_expert: paths of the experts' module, [E, out, in] tensors or one tensor an expert.
         per_expert_components: what mlx-lm stacks when it reads the per-expert layout.
         scoring: "softmax": over all experts, then top-k.
+        weighted_sum: mlx-lm's block does nothing with the experts' outputs y but
+            `(y * scores[..., None]).sum(axis=-2)`, cast to y's dtype or not. Otherwise wire precision `reduced` is
+            refused.
         dropped_when_tied: tensors that mlx-lm ignores when the head is tied to the embedding.
     """
 
@@ -73,6 +76,7 @@ class Family:
     )
     per_expert_components: tuple[str, ...] = ("weight",)
     scoring: str = "softmax"
+    weighted_sum: bool = False
     dropped_when_tied: tuple[str, ...] = ()
 
 
@@ -145,6 +149,7 @@ OLMOE = Family(
         "mlp_bias": False,
     },
     per_expert_components=("weight", "scales", "biases"),
+    weighted_sum=True,
 )
 
 
@@ -191,6 +196,7 @@ QWEN3_MOE = Family(
     },
     is_moe=_qwen3_moe_layer,
     dropped_when_tied=("lm_head.weight",),
+    weighted_sum=True,
 )
 
 FAMILIES: Mapping[str, Family] = {family.model_type: family for family in (OLMOE, QWEN3_MOE)}
@@ -220,6 +226,20 @@ def family_of(config: Config) -> Family:
         f"Titan opens {opened}; another one needs an entry in common/registry/families.py "
         "(layers, names, routing) verified against its class in mlx-lm",
     )
+
+
+def require_weighted_sum(model_type: str) -> None:
+    """Whether workers may sum for a family of the table.
+
+    Raises:
+        UnsupportedFamily: its block combines experts in another way.
+    """
+    if not FAMILIES[model_type].weighted_sum:
+        raise UnsupportedFamily(
+            f"mlx-lm's {model_type} combines its experts' outputs in another way than by a score-weighted sum, which "
+            "is what workers compute with `precision: reduced`",
+            "set `precision: exact` in hosts.yaml",
+        )
 
 
 def _mlx_lm_knows(module: str) -> bool:

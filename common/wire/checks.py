@@ -24,6 +24,7 @@ from titan.common.errors import (
 from titan.common.wire.messages import MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_ROWS, ExecuteCall
 
 U32 = np.dtype("<u4")
+F32 = np.dtype("<f4")
 MAX_FAILURE_CHARACTERS = 1000
 _FAILURES: dict[str, type[ClusterError]] = {  # by TitanError.code
     "session_unknown": SessionUnknown,
@@ -35,11 +36,12 @@ _FAILURES: dict[str, type[ClusterError]] = {  # by TitanError.code
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What Hello agreed on: D, experts a layer, and the dtype of activations on the wire."""
+    """What Hello agreed on: D, experts a layer, the dtype of activations on the wire, whether scores may come."""
 
     hidden_size: int
     num_experts: int
     dtype: str
+    reduced: bool = False
     bits: np.dtype = field(init=False)
     row_bytes: int = field(init=False)
 
@@ -60,11 +62,12 @@ def checked_call(
     pair_experts: bytes | memoryview,
     sort: bool,
     deadline_us: int,
+    scores: bytes | memoryview | None = None,
 ) -> ExecuteCall:
     """A peer's request as a value whose arrays view the memory given.
 
     Raises:
-        WireError: sizes that do not fit each other, or ids out of range.
+        WireError: sizes that do not fit each other, ids out of range, or scores that are not to be used.
     """
     if not 1 <= rows <= MAX_ROWS:
         raise WireError(f"request {request_id} has {rows} rows, not 1..{MAX_ROWS}")
@@ -87,17 +90,39 @@ def checked_call(
     if (highest := _highest(expert_ids)) >= limits.num_experts:
         raise WireError(f"request {request_id} names expert {highest} of {limits.num_experts}")
     values = np.frombuffer(activations, limits.bits).reshape(rows, limits.hidden_size)
-    return ExecuteCall(request_id, layer, values, row_ids, expert_ids, sort, deadline_us / 1e6)
+    weights = None if scores is None else _checked_scores(limits, request_id, pairs, scores)
+    return ExecuteCall(request_id, layer, values, row_ids, expert_ids, sort, deadline_us / 1e6, weights)
 
 
-def checked_outputs(outputs: bytes | memoryview, call: ExecuteCall, *, dtype: str, worker: str) -> np.ndarray:
-    """A worker's outputs for `call`: [P, D] raw bits that view the memory given.
+def _checked_scores(limits: Limits, request_id: int, pairs: int, scores: bytes | memoryview) -> np.ndarray:
+    if not limits.reduced:
+        raise WireError(f"request {request_id} carries scores, but this session did not agree on reduced precision")
+    if len(scores) != 4 * pairs:
+        raise WireError(f"request {request_id} carries {len(scores)} bytes of scores for {pairs} pairs")
+    values = np.frombuffer(scores, F32)
+    if not _finite(values, "float32"):
+        raise WireError(f"request {request_id} carries scores that are not finite")
+    return values
+
+
+def checked_outputs(
+    outputs: bytes | memoryview, call: ExecuteCall, *, dtype: str, worker: str, reduced: bool = False
+) -> np.ndarray:
+    """A worker's outputs for `call`: [P, D], or [R, D] when sums were asked for; raw bits that view the memory given.
+
+    Args:
+        reduced: whether the worker says that these are sums.
 
     Raises:
-        WorkerBadReply: another size than asked for, or a value that is not finite.
+        WorkerBadReply: another size or kind than asked for, or a value that is not finite.
     """
+    if reduced != (call.scores is not None):
+        raise WorkerBadReply(
+            f"worker {worker} answered {'sums' if reduced else 'single outputs'} in layer {call.layer}, which was "
+            f"asked for {'single outputs' if reduced else 'sums'}"
+        )
     bits = COMPUTE_DTYPES[dtype][0]
-    shape = (call.pair_rows.shape[0], call.activations.shape[1])
+    shape = (call.activations.shape[0] if reduced else call.pair_rows.shape[0], call.activations.shape[1])
     if len(outputs) != shape[0] * shape[1] * bits.itemsize:
         raise WorkerBadReply(
             f"worker {worker} answered {len(outputs)} bytes for {shape[0]} outputs of {shape[1]} {dtype} "

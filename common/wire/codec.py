@@ -18,6 +18,7 @@ def encode_call(call: ExecuteCall, session: pb.Session) -> pb.ExecuteRequest:
         pair_experts=call.pair_experts.tobytes(),
         sort=call.sort,
         deadline_us=call.deadline_us,
+        scores=b"" if call.scores is None else call.scores.tobytes(),
     )
 
 
@@ -25,7 +26,7 @@ def decode_call(request: pb.ExecuteRequest, limits: Limits) -> ExecuteCall:
     """Check and view a request of a peer; arrays share the message's memory.
 
     Raises:
-        WireError: sizes that do not fit each other, or ids out of range.
+        WireError: sizes that do not fit each other, ids out of range, or scores that are not to be used.
     """
     return checked_call(
         limits,
@@ -37,6 +38,7 @@ def decode_call(request: pb.ExecuteRequest, limits: Limits) -> ExecuteCall:
         pair_experts=request.pair_experts,
         sort=request.sort,
         deadline_us=request.deadline_us,
+        scores=request.scores or None,
     )
 
 
@@ -47,6 +49,7 @@ def encode_result(result: ExecuteResult) -> pb.ExecuteReply:
         queue_us=result.queue_us,
         compute_us=result.compute_us,
         load_us=result.load_us,
+        reduced=result.reduced,
     )
 
 
@@ -55,9 +58,11 @@ def decode_result(reply: pb.ExecuteReply, call: ExecuteCall, *, dtype: str, work
 
     Raises:
         ClusterError: the worker refused.
-        WorkerBadReply: another size than asked for, or a value that is not finite.
+        WorkerBadReply: another size or kind than asked for, or a value that is not finite.
     """
     if reply.HasField("failure"):
         raise failure_error(worker, call, reply.failure.code, reply.failure.message)
-    outputs = checked_outputs(reply.outputs, call, dtype=dtype, worker=worker)
-    return ExecuteResult(reply.request_id, outputs, reply.queue_us, reply.compute_us, reply.load_us)
+    outputs = checked_outputs(reply.outputs, call, dtype=dtype, worker=worker, reduced=reply.reduced)
+    return ExecuteResult(
+        reply.request_id, outputs, reply.queue_us, reply.compute_us, reply.load_us, reduced=reply.reduced
+    )

@@ -4,8 +4,8 @@
              | rows u32 | pairs u32 | deadline us u32 | length u32
     OPEN     token of 32 bytes                      coordinator -> worker, first frame
     OPENED   empty; `epoch` is the session's        worker -> coordinator
-    EXECUTE  pair_rows [P] u32, pair_experts [P] u32, activations [R, D]
-    RESULT   queue us, compute us, load us, 0: u32 each; outputs [P, D]
+    EXECUTE  pair_rows [P] u32, pair_experts [P] u32, with FLAG_REDUCED scores [P] f32, activations [R, D]
+    RESULT   queue us, compute us, load us, 0: u32 each; outputs [P, D], with FLAG_REDUCED sums [R, D]
     FAILURE  error code, NUL, sentence, in UTF-8    request id 0 concerns the lane, not a request
     PING     anything up to 64 KiB, comes back as PONG
 
@@ -33,7 +33,8 @@ HEADER = struct.Struct("<BBBBIQQIIII")
 HEADER_BYTES = HEADER.size
 TIMES = struct.Struct("<IIII")
 FLAG_SORT = 1
-_KNOWN_FLAGS = FLAG_SORT
+FLAG_REDUCED = 2
+_KNOWN_FLAGS = FLAG_SORT | FLAG_REDUCED
 
 DTYPE_NUMBERS = {"float32": 1, "bfloat16": 2, "float16": 3}
 
@@ -133,11 +134,17 @@ def encode_execute(call: ExecuteCall, epoch: int, dtype: str) -> Parts:
     """An EXECUTE frame; arrays are not copied."""
     rows, pairs = call.activations.shape[0], call.pair_rows.shape[0]
     length = call.activations.nbytes + 8 * pairs
+    flags = FLAG_SORT if call.sort else 0
+    parts = [call.pair_rows, call.pair_experts, call.activations]
+    if call.scores is not None:
+        flags |= FLAG_REDUCED
+        length += 4 * pairs
+        parts.insert(2, call.scores)
     header = HEADER.pack(
         LANE_VERSION,
         Kind.EXECUTE,
         DTYPE_NUMBERS[dtype],
-        FLAG_SORT if call.sort else 0,
+        flags,
         call.layer,
         call.request_id,
         epoch,
@@ -146,45 +153,52 @@ def encode_execute(call: ExecuteCall, epoch: int, dtype: str) -> Parts:
         call.deadline_us,
         length,
     )
-    return Parts((header, call.pair_rows, call.pair_experts, call.activations), HEADER_BYTES + length)
+    return Parts((header, *parts), HEADER_BYTES + length)
 
 
 def decode_execute(header: Header, payload: memoryview, limits: Limits) -> ExecuteCall:
     """The checked request of an EXECUTE frame; its arrays view `payload`.
 
     Raises:
-        WireError: sizes that do not fit each other, ids out of range, or another dtype than agreed.
+        WireError: sizes that do not fit each other, ids out of range, another dtype than agreed, or scores that are
+            not to be used.
     """
     if header.dtype != DTYPE_NUMBERS[limits.dtype]:
         raise WireError(f"request {header.request_id} has dtype {header.dtype}, not {limits.dtype}")
     ids = 4 * header.pairs
+    begin = 2 * ids
+    scores = None
+    if header.flags & FLAG_REDUCED:
+        begin += ids
+        scores = payload[2 * ids : begin]
     return checked_call(
         limits,
         request_id=header.request_id,
         layer=header.layer,
         rows=header.rows,
-        activations=payload[2 * ids :],
+        activations=payload[begin:],
         pair_rows=payload[:ids],
         pair_experts=payload[ids : 2 * ids],
         sort=bool(header.flags & FLAG_SORT),
         deadline_us=header.deadline_us,
+        scores=scores,
     )
 
 
 def encode_result(result: ExecuteResult, epoch: int, dtype: str, queue_us: int) -> Parts:
     """A RESULT frame; the outputs are not copied. `queue_us` stands for what the result has."""
-    pairs = result.outputs.shape[0]
+    count = result.outputs.shape[0]
     length = TIMES.size + result.outputs.nbytes
     header = HEADER.pack(
         LANE_VERSION,
         Kind.RESULT,
         DTYPE_NUMBERS[dtype],
-        0,
+        FLAG_REDUCED if result.reduced else 0,
         0,
         result.request_id,
         epoch,
-        0,
-        pairs,
+        count if result.reduced else 0,
+        0 if result.reduced else count,
         0,
         length,
     )
@@ -204,8 +218,9 @@ def decode_result(header: Header, payload: memoryview, call: ExecuteCall, *, dty
         payload = payload[:0]  # the check below says what is wrong with it
         return ExecuteResult(header.request_id, checked_outputs(payload, call, dtype=dtype, worker=worker), 0, 0)
     queue_us, compute_us, load_us, _ = TIMES.unpack_from(payload)
-    outputs = checked_outputs(payload[TIMES.size :], call, dtype=dtype, worker=worker)
-    return ExecuteResult(header.request_id, outputs, queue_us, compute_us, load_us)
+    reduced = bool(header.flags & FLAG_REDUCED)
+    outputs = checked_outputs(payload[TIMES.size :], call, dtype=dtype, worker=worker, reduced=reduced)
+    return ExecuteResult(header.request_id, outputs, queue_us, compute_us, load_us, reduced)
 
 
 def encode_failure(request_id: int, epoch: int, error: TitanError) -> bytes:

@@ -30,6 +30,7 @@ class ExecuteCall(NamedTuple):
         pair_experts: [P] uint32.
         sort: whether mlx-lm would sort the whole layer's pairs.
         deadline_s: seconds after which nobody waits for the answer any more; 0 for no limit of the sender's.
+        scores: [P] float32; with them the answer is one score-weighted sum a row (precision `reduced`).
     """
 
     request_id: int
@@ -39,6 +40,7 @@ class ExecuteCall(NamedTuple):
     pair_experts: np.ndarray
     sort: bool
     deadline_s: float
+    scores: np.ndarray | None = None
 
     @property
     def deadline_us(self) -> int:
@@ -47,6 +49,9 @@ class ExecuteCall(NamedTuple):
 
 class ExecuteResult(NamedTuple):
     """One reply: outputs [P, D] raw bits in the order of the pairs, and where the worker's time went.
+
+    If `reduced`, outputs are [R, D]: for each row of the call the sum over its pairs of score times output,
+    accumulated in float32.
 
     `queue_us` is the wait for the MLX thread, `load_us` the reading of experts that were not in memory, `compute_us`
     the rest of the execution.
@@ -57,6 +62,7 @@ class ExecuteResult(NamedTuple):
     queue_us: int
     compute_us: int
     load_us: int = 0
+    reduced: bool = False
 
 
 def split_pairs(pair_count: int, hidden_size: int, itemsize: int, split_bytes: int = SPLIT_BYTES) -> list[slice]:

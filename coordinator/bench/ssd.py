@@ -273,9 +273,9 @@ class _Recorder(Dispatcher):
         super().__init__(layers, [], hidden_size, dtype)
         self.chosen: list[np.ndarray] = []
 
-    def execute(self, layer: int, x: mx.array, indices: mx.array) -> mx.array:
+    def execute(self, layer: int, x: mx.array, indices: mx.array, scores: mx.array | None = None) -> mx.array:
         self.chosen.append(np.array(indices).reshape(-1))
-        return super().execute(layer, x, indices)
+        return super().execute(layer, x, indices, scores)
 
     def trace(self, layers: int) -> np.ndarray:
         """[tokens, layers, K]"""

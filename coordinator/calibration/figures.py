@@ -23,10 +23,13 @@ from titan.placement.show import write_file
 log = get_logger("coordinator.calibration")
 
 
-def figures_key(shape: ModelShape, dtype: str, workers: dict[str, str]) -> str:
-    """Names what figures are good for: model, dtype, this host, the workers with their addresses, versions."""
+def figures_key(shape: ModelShape, dtype: str, workers: dict[str, str], precision: str = "exact") -> str:
+    """Names what figures are good for: model, dtype, this host, the workers with their addresses, versions, precision
+    on the wire."""
     parts = [shape.fingerprint, dtype, platform.node(), platform.machine(), SOFTWARE_VERSION, MLX_VERSION]
     parts += [f"{name}@{address}" for name, address in sorted(workers.items())]
+    if precision != "exact":
+        parts.append(precision)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 

@@ -87,15 +87,17 @@ def measure_local(
 class _Folding:
     """Executes every layer on the scratch table: expert e stands for e modulo its slots."""
 
+    reduced = False
+
     def __init__(self, dispatcher: Dispatcher, scratch: ExpertLayer) -> None:
         self.ask = True
         self._dispatcher = dispatcher
         self._scratch = scratch
 
-    def execute(self, layer: int, x: mx.array, indices: mx.array) -> mx.array:
+    def execute(self, layer: int, x: mx.array, indices: mx.array, scores: mx.array | None = None) -> mx.array:
         folded = indices % self._scratch.buffers.capacity
         if self.ask:
-            return self._dispatcher.execute(layer, x, folded)
+            return self._dispatcher.execute(layer, x, folded, scores)
         return apply_rows(self._scratch.buffers, x, folded)
 
     def executed_at_home(self, pairs: int) -> None:

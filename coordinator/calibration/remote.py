@@ -32,12 +32,20 @@ class RemoteFigures:
 
 
 def measure_remote(
-    worker: Worker, layer: int, experts: Sequence[int], empty: ExpertLayer, shape: ModelShape, dtype: str
+    worker: Worker,
+    layer: int,
+    experts: Sequence[int],
+    empty: ExpertLayer,
+    shape: ModelShape,
+    dtype: str,
+    *,
+    reduced: bool = False,
 ) -> RemoteFigures | None:
     """Time requests to one worker that holds `experts` of `layer`; None when it failed meanwhile.
 
     Args:
         empty: a table of that layer with nothing in it, so that nothing is executed at home.
+        reduced: have it answer weighted sums.
     """
     exchange = Exchange()
     dispatcher = Dispatcher({layer: empty}, [worker], shape.hidden_size, dtype, exchange)
@@ -47,8 +55,9 @@ def measure_remote(
     def timed(rows: int, a_row: int) -> Measured:
         x = mx.array(rng.standard_normal((rows, shape.hidden_size)).astype(np.float32)).astype(kind)
         chosen = mx.array(np.array([list(experts)[:a_row]] * rows, np.uint32))
+        scores = _scores(chosen, reduced)
         mx.eval(x, chosen)
-        return measure(lambda: mx.eval(dispatcher.execute(layer, x, chosen)), samples=25, budget_s=1.0)
+        return measure(lambda: mx.eval(dispatcher.execute(layer, x, chosen, scores)), samples=25, budget_s=1.0)
 
     shares = sorted({1, max(1, len(experts) // 2), len(experts)})
     one_row = tuple((k, timed(1, k)) for k in shares)
@@ -65,6 +74,8 @@ def measure_together(
     empty: ExpertLayer,
     shape: ModelShape,
     dtype: str,
+    *,
+    reduced: bool = False,
 ) -> Measured | None:
     """One row's request to several workers at once, `experts[i]` of `workers[i]`; None when one of them failed.
 
@@ -74,6 +85,11 @@ def measure_together(
     x = mx.array(np.random.default_rng(0).standard_normal((1, shape.hidden_size)).astype(np.float32))
     x = x.astype(COMPUTE_DTYPES[dtype][1])
     chosen = mx.array(np.array([[e for some in experts for e in some]], np.uint32))
+    scores = _scores(chosen, reduced)
     mx.eval(x, chosen)
-    measured = measure(lambda: mx.eval(dispatcher.execute(layer, x, chosen)), samples=25, budget_s=1.0)
+    measured = measure(lambda: mx.eval(dispatcher.execute(layer, x, chosen, scores)), samples=25, budget_s=1.0)
     return None if dispatcher.executed.fallbacks else measured
+
+
+def _scores(chosen: mx.array, reduced: bool) -> mx.array | None:
+    return mx.full(chosen.shape, 1 / chosen.shape[-1]) if reduced else None

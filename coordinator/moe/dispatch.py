@@ -36,6 +36,7 @@ class Dispatcher:
         costs: measured figures of this node and the workers, in that order; with them the cheapest executor is chosen,
             without them whoever holds an expert.
         verify: share of the answers that are computed here again and compared.
+        reduced: the workers return score-weighted sums: `execute` is to be given the scores.
     """
 
     def __init__(
@@ -47,9 +48,12 @@ class Dispatcher:
         exchange: Exchange | None = None,
         costs: Costs | None = None,
         verify: float = 0.0,
+        *,
+        reduced: bool = False,
     ) -> None:
         self.exchange = exchange or Exchange()
         self.costs = costs
+        self.reduced = reduced
         self.executed = Executed()
         self.prefetcher: Prefetcher | None = None
         self._layers = layers
@@ -57,25 +61,38 @@ class Dispatcher:
         itemsize = COMPUTE_DTYPES[dtype][0].itemsize
         self._site = Site(self.exchange, self.executed, hidden_size, itemsize, dtype, verify)
 
-    def execute(self, layer: int, x: mx.array, indices: mx.array) -> mx.array:
-        """x: [..., D], indices: [..., K] -> [..., K, D]."""
+    def execute(self, layer: int, x: mx.array, indices: mx.array, scores: mx.array | None = None) -> mx.array:
+        """x: [..., D], indices: [..., K] -> outputs [..., K, D].
+
+        With scores [..., K]: the sums over the experts of score times output, [..., D]; in float32 where a worker took
+        part, as mlx-lm computes them where none did.
+        """
+        hidden, top_k = x.shape[-1], indices.shape[-1]
+        weights = None if scores is None else scores.reshape(-1, top_k)
+        y = self._execute(layer, x.reshape(-1, hidden), indices.reshape(-1, top_k), weights)
+        return y.reshape(*(indices.shape if scores is None else indices.shape[:-1]), hidden)
+
+    def _execute(self, layer: int, x: mx.array, indices: mx.array, scores: mx.array | None) -> mx.array:
+        """x: [N, D], indices and scores: [N, K] -> outputs in the order of the pairs, or sums [N, D]."""
         local = self._layers[layer]
-        x2 = x.reshape(-1, x.shape[-1])
-        index2 = indices.reshape(-1, indices.shape[-1])
         prefetcher = self.prefetcher
-        self._synchronise(x2, index2, () if prefetcher is None else prefetcher.lookout(layer, x2))
-        experts = np.array(index2)
+        weights = None if scores is None else scores.astype(mx.float32)
+        more = [] if prefetcher is None else [*prefetcher.lookout(layer, x)]
+        self._synchronise(x, indices, more if weights is None else [*more, weights])
+        experts = np.array(indices)
         if self.exchange.overdue:
             self._set_aside(self.exchange.settle_overdue())
         owners = self._owners(layer, local, experts)
         if owners:
-            y = self._execute_split(layer, local, x2, experts, owners)
+            y = self._execute_split(layer, local, x, experts, None if weights is None else np.array(weights), owners)
         else:
             count_local(self.executed, local, experts.reshape(-1))
-            y = local.run_rows(x2, experts)
+            y = local.run_rows(x, experts)
+            if scores is not None:
+                y = (y * scores[..., None]).sum(axis=-2)
         if prefetcher is not None:
             prefetcher.routed(layer, experts)
-        return y.reshape(*indices.shape, x.shape[-1])
+        return y
 
     def executed_at_home(self, pairs: int) -> None:
         self.executed.local += pairs
@@ -99,12 +116,18 @@ class Dispatcher:
         return choose_owners(layer, experts, ready, local.table.slots, self.costs) if ready else {}
 
     def _execute_split(
-        self, layer: int, local: ExpertLayer, x: mx.array, experts: np.ndarray, owners: Owners
+        self,
+        layer: int,
+        local: ExpertLayer,
+        x: mx.array,
+        experts: np.ndarray,
+        scores: np.ndarray | None,
+        owners: Owners,
     ) -> mx.array:
         def others(lost: np.ndarray, gone: Collection[Transport]) -> Owners:
             return self._owners(layer, local, lost[:, None], gone)
 
-        y, failed = SplitLayer(self._site, layer, local, x, experts, others).run(owners)
+        y, failed = SplitLayer(self._site, layer, local, x, experts, scores, others).run(owners)
         self._set_aside(failed)
         return y
 

@@ -1,5 +1,7 @@
 """The module that replaces mlx-lm's SwitchGLU, with the same call: `(x[..., D], indices[..., K]) -> y[..., K, D]`.
 
+With wire precision `reduced`, y is an object that stands for the outputs until mlx-lm's block weights and sums them.
+
 It never raises into mlx-lm's forward: a half-finished forward would leave the KV cache at different lengths in
 different layers. A failure is recorded, zeros flow on, and the caller of the model finds the failure afterwards.
 """
@@ -14,13 +16,19 @@ import mlx.nn as nn
 
 from titan.common.execution import apply_rows
 from titan.common.experts import ExpertLayer
+from titan.coordinator.moe.weighted import Unweighted
 
 
 class Executor(Protocol):
     """Executes a layer's experts that are not all at home."""
 
-    def execute(self, layer: int, x: mx.array, indices: mx.array) -> mx.array:
-        """x: [..., D], indices: [..., K] -> [..., K, D]."""
+    @property
+    def reduced(self) -> bool:
+        """Whether `execute` is to be given scores."""
+        ...
+
+    def execute(self, layer: int, x: mx.array, indices: mx.array, scores: mx.array | None = None) -> mx.array:
+        """x: [..., D], indices: [..., K] -> outputs [..., K, D]; with scores [..., K] their weighted sums [..., D]."""
         ...
 
     def executed_at_home(self, pairs: int) -> None:
@@ -68,7 +76,7 @@ class TitanSwitchGLU(nn.Module):
         """Let go of experts and executor: zeros come out again."""
         self._local = self._executor = None
 
-    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array | Unweighted:
         """x: [..., D], indices: [..., K] -> y: [..., K, D], one output for each (row, expert)."""
         if self._local is None or self._executor is None:
             return mx.zeros((*indices.shape, x.shape[-1]), x.dtype)
@@ -77,8 +85,19 @@ class TitanSwitchGLU(nn.Module):
         if self._local.whole:  # expert e is in slot e: nothing to look up, no synchronisation
             self._executor.executed_at_home(indices.size)
             return apply_rows(self._local.buffers, x, indices)
+        executor, layer = self._executor, self._layer
+        if executor.reduced:
+            return Unweighted(
+                (*indices.shape, x.shape[-1]),
+                x.dtype,
+                lambda scores: self._guarded(lambda: executor.execute(layer, x, indices, scores), x.shape, x),
+            )
+        return self._guarded(lambda: executor.execute(layer, x, indices), (*indices.shape, x.shape[-1]), x)
+
+    def _guarded(self, execute: Callable[[], mx.array], shape: tuple[int, ...], x: mx.array) -> mx.array:
+        """What `execute` returns, or zeros of `shape` after a failure."""
         try:
-            return self._executor.execute(self._layer, x, indices)
+            return execute()
         except Exception as error:  # noqa: BLE001 - nothing may leave a half-finished forward behind
             self._faults.record(error)
-            return mx.zeros((*indices.shape, x.shape[-1]), x.dtype)
+            return mx.zeros(shape, x.dtype)

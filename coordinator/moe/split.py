@@ -22,7 +22,7 @@ from titan.common.log import get_logger
 from titan.common.wire.messages import ExecuteCall, ExecuteResult, split_pairs
 from titan.coordinator.moe.account import Executed
 from titan.coordinator.moe.choice import Owners
-from titan.coordinator.moe.outputs import PairOutputs
+from titan.coordinator.moe.outputs import PairOutputs, RowSums
 from titan.coordinator.moe.pairs import divide, used_rows
 from titan.coordinator.moe.workers import ReadyWorker
 from titan.coordinator.remote.exchange import Answered, Exchange, Failed, Outstanding
@@ -60,14 +60,23 @@ class SplitLayer:
         local: its experts here.
         x: [N, D] activations, evaluated.
         experts: [N, K] the router's choice.
+        scores: [N, K] of float32: its weighted sums are wanted instead of single outputs.
         others: asked when a call has failed.
     """
 
     def __init__(
-        self, site: Site, layer: int, local: ExpertLayer, x: mx.array, experts: np.ndarray, others: Others
+        self,
+        site: Site,
+        layer: int,
+        local: ExpertLayer,
+        x: mx.array,
+        experts: np.ndarray,
+        scores: np.ndarray | None,
+        others: Others,
     ) -> None:
         self._site, self._layer, self._local, self._x, self._others = site, layer, local, x, others
         self._flat = experts.reshape(-1)
+        self._scores = None if scores is None else scores.reshape(-1)
         self._rows = np.repeat(np.arange(experts.shape[0], dtype=np.uint32), experts.shape[1])
         self._sort = self._flat.size >= SORT_AT_PAIRS
         self._bits = raw_bits(x)
@@ -77,12 +86,10 @@ class SplitLayer:
         self._here: list[np.ndarray] = []
 
     def run(self, owners: Owners) -> tuple[mx.array, list[Failed]]:
-        """[P, D] in the order of the pairs, and the calls that failed on the way."""
+        """[P, D] in the order of the pairs, or sums [N, D] in float32; and the calls that failed on the way."""
         exchange, executed = self._site.exchange, self._site.executed
         mine = self._send_all(np.arange(self._flat.size), owners)
-        self._outputs = PairOutputs(
-            self._flat.size, self._flat.size - mine.size, self._site.hidden_size, self._site.dtype
-        )
+        self._outputs = self._collector(self._flat.size - mine.size)
         try:
             if mine.size:
                 mx.async_eval(self._execute_here(mine))
@@ -98,6 +105,12 @@ class SplitLayer:
             executed.fallbacks += again.size
             self._execute_here(again)
         return self._outputs.joined(), failed
+
+    def _collector(self, remote_pairs: int) -> PairOutputs | RowSums:
+        site = self._site
+        if self._scores is not None:
+            return RowSums(self._rows, self._scores, self._x.shape[0], site.dtype)
+        return PairOutputs(self._flat.size, remote_pairs, site.hidden_size, site.dtype)
 
     def _send_all(self, positions: np.ndarray, owners: Owners, until: float | None = None) -> np.ndarray:
         """Send pairs to their owners; returns the positions of those that are to be executed here.
@@ -143,6 +156,7 @@ class SplitLayer:
                 pair_experts=self._flat[chosen].astype(np.uint32, copy=False),
                 sort=self._sort,
                 deadline_s=deadline_s,
+                scores=None if self._scores is None else self._scores[chosen],
             )
             if until is not None:
                 self._retries.add(call.request_id)

@@ -92,8 +92,13 @@ def greet(
     shape: ModelShape,
     dtype: str,
     instance_id: str,
+    *,
+    reduced: bool = False,
 ) -> Connection:
     """Say Hello to a worker, at its addresses in turn, after both sides have the newest list of revoked certificates.
+
+    Args:
+        reduced: requests of the session will carry scores.
 
     Raises:
         WorkerUnreachable: no address answered as this worker; the sentence says why for each.
@@ -106,6 +111,7 @@ def greet(
         instance_id=instance_id,
         model_shape=shape.to_json(),
         compute_dtype=dtype,
+        reduced=reduced,
     )
     reasons = []
     revocations = Revocations(credentials.ca_path, credentials.ca_pem)
@@ -122,7 +128,7 @@ def greet(
             sync_revocations(checked, revocations, timeout_s=timeouts.connect + timeouts.probe)
             require_not_revoked(checked.peer, revocations.current)
             reply = WorkerStub(channel).Hello(request, timeout=timeouts.hello)
-            _check_hello(worker, reply)
+            _check_hello(worker, reply, reduced)
         except grpc.RpcError as error:
             channel.close()
             refusal = from_rpc_error(error, worker.name, "Hello")
@@ -143,12 +149,17 @@ def greet(
     )
 
 
-def _check_hello(worker: Worker, reply: pb.HelloReply) -> None:
+def _check_hello(worker: Worker, reply: pb.HelloReply, reduced: bool) -> None:
     if reply.protocol_version != PROTOCOL_VERSION:
         raise WorkerRefused(
             f"worker {worker.name} speaks protocol {reply.protocol_version} (Titan {reply.software_version[:32]}), "
             f"this coordinator speaks {PROTOCOL_VERSION} (Titan {SOFTWARE_VERSION})",
             "install the same version of titan-moe on both",
+        )
+    if reduced and not reply.reduced:
+        raise WorkerRefused(
+            f"worker {worker.name} (Titan {reply.software_version[:32]}) does not know wire precision `reduced`",
+            "install the same version of titan-moe on both, or set `precision: exact`",
         )
     if not reply.session.id or len(reply.session.id) > 64 or not 0 < len(reply.worker_id) <= 64:
         raise WorkerBadReply(f"worker {worker.name} answered Hello without a session")

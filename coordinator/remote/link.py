@@ -55,6 +55,7 @@ class WorkerLink:
         worker: name and addresses from hosts.yaml.
         store: where the experts it has to be given are read.
         transport: "auto", "lane" or "grpc", as hosts.yaml has it.
+        reduced: whether requests will carry scores (hosts.yaml's precision).
     """
 
     def __init__(
@@ -67,6 +68,8 @@ class WorkerLink:
         instance_id: str,
         store: ExpertStore,
         transport: str = "auto",
+        *,
+        reduced: bool = False,
     ) -> None:
         self.name = worker.name
         self.ready: ReadyWorker | None = None
@@ -74,7 +77,7 @@ class WorkerLink:
         self.times_set_aside = 0
         self._worker, self._credentials, self._timeouts = worker, credentials, timeouts
         self._shape, self._dtype, self._instance_id = shape, dtype, instance_id
-        self._store, self._mode = store, transport
+        self._store, self._mode, self._reduced = store, transport, reduced
         self._residency: Mapping[int, tuple[int, ...]] | None = None
         self._installed: Mapping[int, tuple[int, ...]] | None = None
         self._status = LinkStatus(worker.name, "connecting")
@@ -168,7 +171,15 @@ class WorkerLink:
     def _serve_once(self) -> None:
         """Connect, install, serve until the session is lost. Returns or raises a TitanError."""
         self._set_status("connecting")
-        connection = greet(self._worker, self._credentials, self._timeouts, self._shape, self._dtype, self._instance_id)
+        connection = greet(
+            self._worker,
+            self._credentials,
+            self._timeouts,
+            self._shape,
+            self._dtype,
+            self._instance_id,
+            reduced=self._reduced,
+        )
         transports: list[Transport] = []
         try:
             if self._mode != "grpc":

@@ -15,23 +15,25 @@ class Session(_message.Message):
     def __init__(self, id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
-    __slots__ = ("protocol_version", "software_version", "mlx_version", "instance_id", "model_shape", "compute_dtype")
+    __slots__ = ("protocol_version", "software_version", "mlx_version", "instance_id", "model_shape", "compute_dtype", "reduced")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     MLX_VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_SHAPE_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    REDUCED_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     software_version: str
     mlx_version: str
     instance_id: str
     model_shape: str
     compute_dtype: str
-    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., mlx_version: _Optional[str] = ..., instance_id: _Optional[str] = ..., model_shape: _Optional[str] = ..., compute_dtype: _Optional[str] = ...) -> None: ...
+    reduced: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., mlx_version: _Optional[str] = ..., instance_id: _Optional[str] = ..., model_shape: _Optional[str] = ..., compute_dtype: _Optional[str] = ..., reduced: _Optional[bool] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol_version", "software_version", "session", "memory_budget_bytes", "has_checkpoint", "max_message_bytes", "worker_id", "device", "lane_port", "lane_token")
+    __slots__ = ("protocol_version", "software_version", "session", "memory_budget_bytes", "has_checkpoint", "max_message_bytes", "worker_id", "device", "lane_port", "lane_token", "reduced")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +44,7 @@ class HelloReply(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     LANE_PORT_FIELD_NUMBER: _ClassVar[int]
     LANE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REDUCED_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     software_version: str
     session: Session
@@ -52,7 +55,8 @@ class HelloReply(_message.Message):
     device: str
     lane_port: int
     lane_token: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., memory_budget_bytes: _Optional[int] = ..., has_checkpoint: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., worker_id: _Optional[str] = ..., device: _Optional[str] = ..., lane_port: _Optional[int] = ..., lane_token: _Optional[bytes] = ...) -> None: ...
+    reduced: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., memory_budget_bytes: _Optional[int] = ..., has_checkpoint: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., worker_id: _Optional[str] = ..., device: _Optional[str] = ..., lane_port: _Optional[int] = ..., lane_token: _Optional[bytes] = ..., reduced: _Optional[bool] = ...) -> None: ...
 
 class LayerExperts(_message.Message):
     __slots__ = ("layer", "experts")
@@ -109,7 +113,7 @@ class AssignProgress(_message.Message):
     def __init__(self, needed: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ..., experts_done: _Optional[int] = ..., experts_total: _Optional[int] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., installed: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ...) -> None: ...
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("session", "request_id", "layer", "rows", "activations", "pair_rows", "pair_experts", "sort", "deadline_us")
+    __slots__ = ("session", "request_id", "layer", "rows", "activations", "pair_rows", "pair_experts", "sort", "deadline_us", "scores")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +123,7 @@ class ExecuteRequest(_message.Message):
     PAIR_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     SORT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
     session: Session
     request_id: int
     layer: int
@@ -128,23 +133,26 @@ class ExecuteRequest(_message.Message):
     pair_experts: bytes
     sort: bool
     deadline_us: int
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., request_id: _Optional[int] = ..., layer: _Optional[int] = ..., rows: _Optional[int] = ..., activations: _Optional[bytes] = ..., pair_rows: _Optional[bytes] = ..., pair_experts: _Optional[bytes] = ..., sort: _Optional[bool] = ..., deadline_us: _Optional[int] = ...) -> None: ...
+    scores: bytes
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., request_id: _Optional[int] = ..., layer: _Optional[int] = ..., rows: _Optional[int] = ..., activations: _Optional[bytes] = ..., pair_rows: _Optional[bytes] = ..., pair_experts: _Optional[bytes] = ..., sort: _Optional[bool] = ..., deadline_us: _Optional[int] = ..., scores: _Optional[bytes] = ...) -> None: ...
 
 class ExecuteReply(_message.Message):
-    __slots__ = ("request_id", "outputs", "queue_us", "compute_us", "failure", "load_us")
+    __slots__ = ("request_id", "outputs", "queue_us", "compute_us", "failure", "load_us", "reduced")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     LOAD_US_FIELD_NUMBER: _ClassVar[int]
+    REDUCED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     outputs: bytes
     queue_us: int
     compute_us: int
     failure: Failure
     load_us: int
-    def __init__(self, request_id: _Optional[int] = ..., outputs: _Optional[bytes] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., load_us: _Optional[int] = ...) -> None: ...
+    reduced: bool
+    def __init__(self, request_id: _Optional[int] = ..., outputs: _Optional[bytes] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., load_us: _Optional[int] = ..., reduced: _Optional[bool] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "message")

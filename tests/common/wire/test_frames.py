@@ -20,7 +20,7 @@ from titan.common.wire.frames import HEADER_BYTES, TO_COORDINATOR, TO_WORKER, He
 from titan.common.wire.messages import MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_ROWS, ExecuteCall, ExecuteResult
 
 D, E = 16, 8
-LIMITS = Limits(D, E, "float32")
+LIMITS = Limits(D, E, "float32", reduced=True)
 FUZZ_CASES = 24_000  # from one seed; hypothesis, which is slower and finds smaller cases, runs beside them
 
 
@@ -30,7 +30,7 @@ def joined(frame: Parts) -> memoryview:
     return memoryview(data)
 
 
-def call_of(rows: int, pairs: int, seed: int = 0, *, sort: bool = False) -> ExecuteCall:
+def call_of(rows: int, pairs: int, seed: int = 0, *, sort: bool = False, reduced: bool = False) -> ExecuteCall:
     rng = np.random.default_rng(seed)
     return ExecuteCall(
         request_id=(1 << 63) + seed,
@@ -40,36 +40,42 @@ def call_of(rows: int, pairs: int, seed: int = 0, *, sort: bool = False) -> Exec
         pair_experts=rng.integers(0, E, pairs).astype(np.uint32),
         sort=sort,
         deadline_s=0.25,
+        scores=rng.random(pairs, np.float32) if reduced else None,
     )
 
 
+@pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize(("rows", "pairs", "sort"), [(1, 1, False), (1, 8, False), (5, 40, True), (3, 200, True)])
-def test_a_request_survives_the_way(rows: int, pairs: int, sort: bool) -> None:
-    call = call_of(rows, pairs, sort=sort)
+def test_a_request_survives_the_way(rows: int, pairs: int, sort: bool, reduced: bool) -> None:
+    call = call_of(rows, pairs, sort=sort, reduced=reduced)
     data = joined(frames.encode_execute(call, 9, "float32"))
     header = frames.parse_header(data, TO_WORKER)
     assert header.epoch == 9
     assert header.length == len(data) - HEADER_BYTES
     found = frames.decode_execute(header, data[HEADER_BYTES:], LIMITS)
     assert (found.request_id, found.layer, found.sort, found.deadline_s) == (call.request_id, 47, sort, 0.25)
-    for name in ("activations", "pair_rows", "pair_experts"):
+    for name in ("activations", "pair_rows", "pair_experts", "scores"):
         np.testing.assert_array_equal(getattr(found, name), getattr(call, name))
 
 
 def test_a_request_is_decoded_without_a_copy() -> None:
-    data = joined(frames.encode_execute(call_of(2, 4), 1, "float32"))
+    data = joined(frames.encode_execute(call_of(2, 4, reduced=True), 1, "float32"))
     found = frames.decode_execute(frames.parse_header(data, TO_WORKER), data[HEADER_BYTES:], LIMITS)
     whole = np.frombuffer(data, np.uint8)
-    assert all(np.shares_memory(whole, a) for a in (found.activations, found.pair_rows, found.pair_experts))
+    assert found.scores is not None
+    views = (found.activations, found.pair_rows, found.pair_experts, found.scores)
+    assert all(np.shares_memory(whole, view) for view in views)
 
 
-def test_a_result_survives_the_way() -> None:
-    call = call_of(2, 3)
-    result = ExecuteResult(call.request_id, np.ones((3, D), np.float32), 0, 22, 33)
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_result_survives_the_way(reduced: bool) -> None:
+    call = call_of(2, 3, reduced=reduced)
+    result = ExecuteResult(call.request_id, np.ones((2 if reduced else 3, D), np.float32), 0, 22, 33, reduced)
     data = joined(frames.encode_result(result, 9, "float32", 11))
     header = frames.parse_header(data, TO_COORDINATOR)
     found = frames.decode_result(header, data[HEADER_BYTES:], call, dtype="float32", worker="w")
     assert (found.request_id, found.queue_us, found.compute_us, found.load_us) == (call.request_id, 11, 22, 33)
+    assert found.reduced == reduced
     np.testing.assert_array_equal(found.outputs, result.outputs)
 
 
@@ -165,6 +171,7 @@ def request_holds(head: bytes, payload: bytes) -> str:
     assert call.activations.shape[1] == D
     assert int(call.pair_rows.max()) < call.activations.shape[0]
     assert int(call.pair_experts.max()) < E
+    assert call.scores is None or (call.scores.size == call.pair_rows.size and np.isfinite(call.scores).all())
     return "valid"
 
 
@@ -206,7 +213,9 @@ def mutated(draw: random.Random, data: bytes) -> tuple[bytes, bytes]:
 def test_mutated_requests() -> None:
     draw = random.Random(1)
     seeds = [
-        bytes(joined(frames.encode_execute(call_of(r, p, r * p), 1, "float32"))) for r, p in ((1, 1), (1, 8), (5, 9))
+        bytes(joined(frames.encode_execute(call_of(r, p, r * p, reduced=reduced), 1, "float32")))
+        for r, p in ((1, 1), (1, 8), (5, 9))
+        for reduced in (False, True)
     ]
     outcomes = Counter(request_holds(*mutated(draw, draw.choice(seeds))) for _ in range(FUZZ_CASES))
     assert min(outcomes[kind] for kind in ("valid", "refused")) > FUZZ_CASES // 20, outcomes

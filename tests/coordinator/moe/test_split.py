@@ -1,5 +1,7 @@
 """A call that fails is tried once more where a replica is, else executed here: every pair once, the same result.
 
+All of it with both wire precisions.
+
 Run: .venv/bin/pytest tests/coordinator/moe/test_split.py
 """
 
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 from fixtures.checkpoints import make_checkpoint
 from fixtures.fake_workers import Experts, FakeTransport, FakeWorker
+from fixtures.sums import exact_sums, sum_bound
 
 from titan.common.errors import WorkerOverloaded
 from titan.common.experts import ExpertLayer
@@ -38,7 +41,9 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Experts]:
 class Duo:
     """Two workers of which each holds every expert, and a dispatcher with `slots` slots at home."""
 
-    def __init__(self, experts: Experts, stack: ExitStack, execute_s: float = 10.0, verify: float = 0.0) -> None:
+    def __init__(
+        self, experts: Experts, stack: ExitStack, precision: str, execute_s: float = 10.0, verify: float = 0.0
+    ) -> None:
         self.workers: list[FakeWorker] = []
         for name in ("one", "two"):
             transport = FakeTransport(name, experts.everywhere())
@@ -46,7 +51,9 @@ class Duo:
             self.workers.append(FakeWorker(name, transport, range(EXPERTS), 0, ReplyTimes(execute_s, 1e-6)))
         self.one, self.two = (worker.transport for worker in self.workers)
         self.home: ExpertLayer = experts.layer(TOP_K)
-        self.dispatcher = Dispatcher({0: self.home}, self.workers, HIDDEN, "float32", verify=verify)
+        self.dispatcher = Dispatcher(
+            {0: self.home}, self.workers, HIDDEN, "float32", verify=verify, reduced=precision == "reduced"
+        )
         self.reference = experts.everywhere()
 
     def divide(self) -> None:
@@ -60,10 +67,22 @@ class Duo:
         rng = np.random.default_rng(seed)
         x = mx.array(rng.standard_normal((rows, HIDDEN)).astype(np.float32))
         chosen = np.array([rng.permutation(EXPERTS)[:TOP_K] for _ in range(rows)], np.uint32)
-        found = self.dispatcher.execute(0, x, mx.array(chosen))
-        np.testing.assert_array_equal(np.array(found), np.array(self.reference.run_rows(x, chosen)))
+        expected = self.reference.run_rows(x, chosen)
+        if self.dispatcher.reduced:
+            scores = mx.softmax(mx.array(rng.standard_normal((rows, TOP_K)).astype(np.float32)), axis=-1)
+            found = self.dispatcher.execute(0, x, mx.array(chosen), scores)
+            off = np.abs(np.array(found) - exact_sums(expected, scores))
+            assert (off <= sum_bound(expected, scores, parts=3)).all()
+        else:
+            found = self.dispatcher.execute(0, x, mx.array(chosen))
+            np.testing.assert_array_equal(np.array(found), np.array(expected))
         done = self.dispatcher.executed
         assert done.local + done.ssd + done.hedged + sum(done.remote.values()) == rows * TOP_K
+
+
+@pytest.fixture(params=["exact", "reduced"])
+def precision(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture
@@ -75,9 +94,9 @@ def stack() -> Iterator[ExitStack]:
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("mode", FAILING)
 def test_what_one_worker_does_not_execute_another_does(
-    experts: Experts, stack: ExitStack, mode: str, rows: int
+    experts: Experts, stack: ExitStack, precision: str, mode: str, rows: int
 ) -> None:
-    duo = Duo(experts, stack)
+    duo = Duo(experts, stack, precision)
     duo.one.mode = mode
     duo.check(rows)
     done = duo.dispatcher.executed
@@ -89,8 +108,10 @@ def test_what_one_worker_does_not_execute_another_does(
 
 
 @pytest.mark.parametrize("mode", FAILING)
-def test_what_nobody_executes_is_executed_here_after_one_retry(experts: Experts, stack: ExitStack, mode: str) -> None:
-    duo = Duo(experts, stack)
+def test_what_nobody_executes_is_executed_here_after_one_retry(
+    experts: Experts, stack: ExitStack, precision: str, mode: str
+) -> None:
+    duo = Duo(experts, stack, precision)
     duo.one.mode = duo.two.mode = mode
     duo.check(2)
     done = duo.dispatcher.executed
@@ -100,9 +121,9 @@ def test_what_nobody_executes_is_executed_here_after_one_retry(experts: Experts,
 
 
 def test_an_answer_that_does_not_stand_a_check_is_replaced_here_where_its_experts_are_now(
-    experts: Experts, stack: ExitStack
+    experts: Experts, stack: ExitStack, precision: str
 ) -> None:
-    duo = Duo(experts, stack, verify=1.0)
+    duo = Duo(experts, stack, precision, verify=1.0)
     duo.one.mode = "wrong"
     duo.check(1)
     done = duo.dispatcher.executed
@@ -110,16 +131,20 @@ def test_an_answer_that_does_not_stand_a_check_is_replaced_here_where_its_expert
     assert "computed something else" in str(duo.workers[0].error)
 
 
-def test_two_halves_that_both_fail_come_in_the_routers_order(experts: Experts, stack: ExitStack) -> None:
-    duo = Duo(experts, stack)
+def test_two_halves_that_both_fail_come_in_the_routers_order(
+    experts: Experts, stack: ExitStack, precision: str
+) -> None:
+    duo = Duo(experts, stack, precision)
     duo.divide()
     duo.one.mode = duo.two.mode = "broken"
     duo.check(5)
     assert duo.dispatcher.executed.fallbacks == 5 * TOP_K
 
 
-def test_without_a_replica_it_is_executed_here_and_others_answers_count(experts: Experts, stack: ExitStack) -> None:
-    duo = Duo(experts, stack)
+def test_without_a_replica_it_is_executed_here_and_others_answers_count(
+    experts: Experts, stack: ExitStack, precision: str
+) -> None:
+    duo = Duo(experts, stack, precision)
     duo.divide()
     duo.one.mode = "broken"
     duo.check(12)
@@ -129,8 +154,10 @@ def test_without_a_replica_it_is_executed_here_and_others_answers_count(experts:
     assert done.remote["two"] + done.fallbacks == 12 * TOP_K
 
 
-def test_a_late_worker_is_replaced_within_the_time_that_was_allowed_anyway(experts: Experts, stack: ExitStack) -> None:
-    duo = Duo(experts, stack, execute_s=0.4)
+def test_a_late_worker_is_replaced_within_the_time_that_was_allowed_anyway(
+    experts: Experts, stack: ExitStack, precision: str
+) -> None:
+    duo = Duo(experts, stack, precision, execute_s=0.4)
     for _ in range(32):
         duo.workers[0].ready.times.record(TOP_K, 1e-4)  # type: ignore[union-attr]  # its deadline is the floor now
     duo.one.mode = "silent"
@@ -141,8 +168,8 @@ def test_a_late_worker_is_replaced_within_the_time_that_was_allowed_anyway(exper
     assert duo.two.calls[0].deadline_s < 0.4
 
 
-def test_no_retry_when_the_time_is_over(experts: Experts, stack: ExitStack) -> None:
-    duo = Duo(experts, stack, execute_s=0.05)
+def test_no_retry_when_the_time_is_over(experts: Experts, stack: ExitStack, precision: str) -> None:
+    duo = Duo(experts, stack, precision, execute_s=0.05)
     duo.one.mode = "silent"  # nothing is known of it: its deadline is all the time there is
     started = time.monotonic()
     duo.check(1)
@@ -151,8 +178,8 @@ def test_no_retry_when_the_time_is_over(experts: Experts, stack: ExitStack) -> N
     assert (done.retried, done.fallbacks) == (0, TOP_K)
 
 
-def test_the_cheaper_of_retry_and_local_ssd_is_taken(experts: Experts, stack: ExitStack) -> None:
-    duo = Duo(experts, stack)
+def test_the_cheaper_of_retry_and_local_ssd_is_taken(experts: Experts, stack: ExitStack, precision: str) -> None:
+    duo = Duo(experts, stack, precision)
     duo.one.mode = "broken"
     duo.dispatcher.costs = Costs((1e-6,) * 3, (0.0, 1e-6, 9.0), (0.0,) * 3, ssd_s=1e-3, readers=1)
     duo.check(1)
@@ -160,12 +187,15 @@ def test_the_cheaper_of_retry_and_local_ssd_is_taken(experts: Experts, stack: Ex
     assert not duo.two.calls
 
 
-def test_a_worker_that_was_overloaded_is_asked_again_in_the_next_layer(experts: Experts, stack: ExitStack) -> None:
-    duo = Duo(experts, stack)
+def test_a_worker_that_was_overloaded_is_asked_again_in_the_next_layer(
+    experts: Experts, stack: ExitStack, precision: str
+) -> None:
+    duo = Duo(experts, stack, precision)
     duo.one.mode = "overloaded"
     duo.check(1)
     assert not isinstance(duo.workers[0].error, WorkerOverloaded)
     duo.one.mode = "right"
     x, chosen = mx.zeros((1, HIDDEN)), mx.array([[0, 1, 2, 3]], mx.uint32)
-    mx.eval(duo.dispatcher.execute(0, x, chosen))
+    scores = mx.ones((1, TOP_K)) if precision == "reduced" else None
+    mx.eval(duo.dispatcher.execute(0, x, chosen, scores))
     assert len(duo.one.calls) == 2

@@ -1,4 +1,4 @@
-"""Both transports do the same: the same results, the same errors, the same limits.
+"""Both transports do the same, with both wire precisions: the same results, the same errors, the same limits.
 
 Run: .venv/bin/pytest tests/coordinator/remote/test_conformance.py
 """
@@ -67,7 +67,34 @@ def transport(worker: RunningWorker, connection: Connection, kind: str) -> Itera
     opened.close()
 
 
-def call_of(seed: int, *, rows: int = 3, pairs: int = 7, layer: int = 0, deadline_s: float = DEADLINE_S) -> ExecuteCall:
+class Calls:
+    """Makes calls of one wire precision."""
+
+    def __init__(self, precision: str) -> None:
+        self.reduced = precision == "reduced"
+
+    def __call__(
+        self, seed: int, *, rows: int = 3, pairs: int = 7, layer: int = 0, deadline_s: float = DEADLINE_S
+    ) -> ExecuteCall:
+        rng = np.random.default_rng(seed)
+        scores = rng.random(pairs, np.float32) if self.reduced else None
+        return exact_call(seed, rows, pairs, layer, deadline_s)._replace(scores=scores)
+
+    def answer(
+        self, call: ExecuteCall, more: int = 0, value: float = 1.0, request_id: int | None = None
+    ) -> ExecuteResult:
+        """An answer of the right form, but for `more` lines."""
+        lines = (call.activations.shape[0] if self.reduced else call.pair_rows.size) + more
+        number = call.request_id if request_id is None else request_id
+        return ExecuteResult(number, np.full((lines, HIDDEN), value, np.float32), 0, 0, reduced=self.reduced)
+
+
+@pytest.fixture(params=["exact", "reduced"])
+def call_of(request: pytest.FixtureRequest) -> Calls:
+    return Calls(request.param)
+
+
+def exact_call(seed: int, rows: int, pairs: int, layer: int, deadline_s: float) -> ExecuteCall:
     rng = np.random.default_rng(seed)
     return ExecuteCall(
         request_id=seed,
@@ -115,7 +142,9 @@ def here(worker: RunningWorker, call: ExecuteCall) -> np.ndarray:
     return outcome.outputs.copy()
 
 
-def test_results_are_those_of_the_worker_bit_for_bit(worker: RunningWorker, transport: Transport) -> None:
+def test_results_are_those_of_the_worker_bit_for_bit(
+    worker: RunningWorker, transport: Transport, call_of: Calls
+) -> None:
     calls = [call_of(1), call_of(2, layer=1), call_of(3, rows=1, pairs=4), call_of(4, rows=70, pairs=280)]
     results, failed = ask(transport, *calls)
     assert not failed
@@ -123,7 +152,7 @@ def test_results_are_those_of_the_worker_bit_for_bit(worker: RunningWorker, tran
         np.testing.assert_array_equal(results[call.request_id], here(worker, call))
 
 
-def test_a_message_of_many_megabytes_passes(worker: RunningWorker, transport: Transport) -> None:
+def test_a_message_of_many_megabytes_passes(worker: RunningWorker, transport: Transport, call_of: Calls) -> None:
     call = call_of(1, rows=12_000, pairs=12_000)
     assert call.activations.nbytes > 5 << 20
     results, failed = ask(transport, call)
@@ -132,7 +161,7 @@ def test_a_message_of_many_megabytes_passes(worker: RunningWorker, transport: Tr
 
 
 def test_a_message_over_the_limit_ends_the_session_and_not_the_worker(
-    worker: RunningWorker, transport: Transport, kind: str
+    worker: RunningWorker, transport: Transport, kind: str, call_of: Calls
 ) -> None:
     error = error_of(
         transport, call_of(1, rows=1 << 16, pairs=1 << 12)._replace(activations=np.zeros((1 << 17, 128), np.float32))
@@ -145,16 +174,21 @@ def test_a_message_over_the_limit_ends_the_session_and_not_the_worker(
     fresh.close()
 
 
+def _pairs(call: ExecuteCall, rows: list[int], experts: list[int]) -> ExecuteCall:
+    scores = None if call.scores is None else call.scores[: len(rows)]
+    return call._replace(pair_rows=np.array(rows, np.uint32), pair_experts=np.array(experts, np.uint32), scores=scores)
+
+
 def _row_beyond(call: ExecuteCall) -> ExecuteCall:
-    return call._replace(pair_rows=np.array([0, 1, 3], np.uint32), pair_experts=np.zeros(3, np.uint32))
+    return _pairs(call, [0, 1, 3], [0, 0, 0])
 
 
 def _expert_beyond(call: ExecuteCall) -> ExecuteCall:
-    return call._replace(pair_rows=np.zeros(2, np.uint32), pair_experts=np.array([0, EXPERTS], np.uint32))
+    return _pairs(call, [0, 0], [0, EXPERTS])
 
 
 def _no_pairs(call: ExecuteCall) -> ExecuteCall:
-    return call._replace(pair_rows=np.zeros(0, np.uint32), pair_experts=np.zeros(0, np.uint32))
+    return _pairs(call, [], [])
 
 
 def _narrow(call: ExecuteCall) -> ExecuteCall:
@@ -176,7 +210,7 @@ def _no_layer(call: ExecuteCall) -> ExecuteCall:
     ],
 )
 def test_a_wrong_request_is_refused_and_the_next_is_served(
-    transport: Transport, spoil: Callable[[ExecuteCall], ExecuteCall], words: str
+    transport: Transport, call_of: Calls, spoil: Callable[[ExecuteCall], ExecuteCall], words: str
 ) -> None:
     error = error_of(transport, spoil(call_of(1)))
     assert type(error) is WorkerRefused
@@ -186,42 +220,75 @@ def test_a_wrong_request_is_refused_and_the_next_is_served(
     assert set(results) == {2}
 
 
-def test_a_replaced_session_is_unknown(worker: RunningWorker, transport: Transport) -> None:
+@pytest.mark.parametrize("scores", [[0.5] * 6, [0.5] * 8, [0.5] * 6 + [float("nan")], [float("inf")] * 7])
+def test_scores_that_are_none_are_refused(transport: Transport, kind: str, scores: list[float]) -> None:
+    if kind == "lane" and len(scores) != 7:
+        return  # there a wrong number of scores is a wrong number of activations
+    call = exact_call(1, 3, 7, 0, DEADLINE_S)._replace(scores=np.array(scores, np.float32))
+    error = error_of(transport, call)
+    assert type(error) is WorkerRefused
+    assert "scores" in str(error)
+
+
+def test_a_session_that_did_not_agree_on_it_is_refused_scores(worker: RunningWorker, kind: str) -> None:
+    connection = worker.connect("instance-1", reduced=False)
+    transport = worker.transport(connection, kind)
+    error = error_of(transport, Calls("reduced")(1))
+    assert type(error) is WorkerRefused
+    assert "did not agree" in str(error)
+    assert not ask(transport, Calls("exact")(2))[1]
+    transport.close()
+    connection.close()
+
+
+def test_both_precisions_in_one_wait(worker: RunningWorker, transport: Transport) -> None:
+    calls = [Calls(precision)(seed) for seed, precision in enumerate(("exact", "reduced", "exact", "reduced"), 1)]
+    blocked = Blocked(worker)  # so that they are executed together
+    exchange = Exchange()
+    for call in calls:
+        exchange.send(transport, call, np.arange(call.pair_rows.size), TIMES)
+    blocked.release()
+    results, failed = collect(exchange)
+    assert not failed
+    for call in calls:
+        np.testing.assert_array_equal(results[call.request_id], here(worker, call))
+
+
+def test_a_replaced_session_is_unknown(worker: RunningWorker, transport: Transport, call_of: Calls) -> None:
     assert not ask(transport, call_of(1))[1]
     worker.connect("instance-1").close()  # the same coordinator says Hello again
     error = error_of(transport, call_of(2))
     assert isinstance(error, (SessionUnknown, WorkerLost)), error
 
 
-@pytest.mark.parametrize("mode", ["nan", "inf", "short", "long"])
-def test_an_answer_that_is_none_is_named(worker: RunningWorker, transport: Transport, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["nan", "inf", "short", "long", "other kind"])
+def test_an_answer_that_is_none_is_named(
+    worker: RunningWorker, transport: Transport, call_of: Calls, mode: str
+) -> None:
     def lie(calls: object) -> list:
         assert isinstance(calls, list)
         answers = []
         for call in calls:
-            pairs = call.pair_rows.size + {"short": -1, "long": 1}.get(mode, 0)
-            outputs = np.ones((pairs, HIDDEN), np.float32)
-            outputs[0, 3] = {"nan": np.nan, "inf": np.inf}.get(mode, 1)
-            answers.append(ExecuteResult(call.request_id, outputs, 0, 0))
+            answer = call_of.answer(call, {"short": -1, "long": 1}.get(mode, 0))
+            answer.outputs[0, 3] = {"nan": np.nan, "inf": np.inf}.get(mode, 1)
+            answers.append(answer._replace(reduced=call_of.reduced != (mode == "other kind")))
         return answers
 
     worker.mlx.serve(lie)
     assert isinstance(error_of(transport, call_of(1)), WorkerBadReply)
 
 
-def test_huge_but_finite_values_are_an_answer(worker: RunningWorker, transport: Transport) -> None:
-    worker.mlx.serve(
-        lambda calls: [ExecuteResult(c.request_id, np.full((7, HIDDEN), 3e38, np.float32), 0, 0) for c in calls]
-    )
+def test_huge_but_finite_values_are_an_answer(worker: RunningWorker, transport: Transport, call_of: Calls) -> None:
+    worker.mlx.serve(lambda calls: [call_of.answer(call, value=3e38) for call in calls])
     results, failed = ask(transport, call_of(1))
     assert not failed
     assert float(results[1].max()) == pytest.approx(3e38)
 
 
-def test_an_answer_to_another_request_is_dropped(worker: RunningWorker, transport: Transport) -> None:
+def test_an_answer_to_another_request_is_dropped(worker: RunningWorker, transport: Transport, call_of: Calls) -> None:
     def swap(calls: object) -> list:
         assert isinstance(calls, list)
-        return [ExecuteResult(c.request_id + 1000, np.ones((7, HIDDEN), np.float32), 0, 0) for c in calls]
+        return [call_of.answer(call, request_id=call.request_id + 1000) for call in calls]
 
     worker.mlx.serve(swap)
     exchange = Exchange()
@@ -251,13 +318,15 @@ class Blocked:
         self._job.result(DEADLINE_S)
 
 
-def test_a_request_nobody_waits_for_any_more_is_not_executed(worker: RunningWorker, transport: Transport) -> None:
+def test_a_request_nobody_waits_for_any_more_is_not_executed(
+    worker: RunningWorker, transport: Transport, call_of: Calls
+) -> None:
     executed: list[int] = []
 
     def note(calls: object) -> list:
         assert isinstance(calls, list)
         executed.extend(call.request_id for call in calls)
-        return [ExecuteResult(c.request_id, np.ones((7, HIDDEN), np.float32), 0, 0) for c in calls]
+        return [call_of.answer(call) for call in calls]
 
     worker.mlx.serve(note)
     blocked = Blocked(worker)
@@ -276,7 +345,7 @@ class Waiting:
     """A request that fills the worker's queue."""
 
     def __init__(self, origin: str) -> None:
-        self.call = call_of(1)
+        self.call = exact_call(1, 3, 7, 0, DEADLINE_S)
         self.origin = origin
         self.arrived = arrival()
 
@@ -285,7 +354,7 @@ class Waiting:
 
 
 def test_overload_is_answered_at_once_even_while_the_worker_executes(
-    worker: RunningWorker, transport: Transport
+    worker: RunningWorker, transport: Transport, call_of: Calls
 ) -> None:
     assert not ask(transport, call_of(1))[1]
     blocked = Blocked(worker)
@@ -297,7 +366,7 @@ def test_overload_is_answered_at_once_even_while_the_worker_executes(
     assert not ask(transport, call_of(3))[1]
 
 
-def test_closing_wakes_whoever_waits(worker: RunningWorker, transport: Transport) -> None:
+def test_closing_wakes_whoever_waits(worker: RunningWorker, transport: Transport, call_of: Calls) -> None:
     blocked = Blocked(worker)
     exchange = Exchange()
     exchange.send(transport, call_of(1), np.arange(7), TIMES)
@@ -307,19 +376,19 @@ def test_closing_wakes_whoever_waits(worker: RunningWorker, transport: Transport
     blocked.release()
 
 
-def test_sending_on_a_closed_transport_fails_the_call(transport: Transport) -> None:
+def test_sending_on_a_closed_transport_fails_the_call(transport: Transport, call_of: Calls) -> None:
     transport.close()
     assert isinstance(error_of(transport, call_of(1)), WorkerLost)
 
 
-def test_a_worker_that_ends_fails_its_calls(worker: RunningWorker, transport: Transport) -> None:
+def test_a_worker_that_ends_fails_its_calls(worker: RunningWorker, transport: Transport, call_of: Calls) -> None:
     assert not ask(transport, call_of(1))[1]
     worker.close()
     assert isinstance(error_of(transport, call_of(2)), (WorkerLost, WorkerDraining))
 
 
 def test_two_workers_answer_in_one_wait(
-    worker: RunningWorker, connection: Connection, transport: Transport, kind: str
+    worker: RunningWorker, connection: Connection, transport: Transport, kind: str, call_of: Calls
 ) -> None:
     other = worker.transport(connection, "grpc" if kind == "lane" else "lane")
     exchange = Exchange()

@@ -55,7 +55,7 @@ class Scripted:
     def flush(self) -> None: ...
 
     def receive(self) -> list[Arrival]:
-        self._in.recv(100)
+        self._in.recv(1)  # what comes next is another event
         arrivals = list(self._arrivals)
         self._arrivals.clear()
         if not arrivals and self._end is not None:
