@@ -13,6 +13,7 @@ from titan.common.errors import UnsupportedFamily
 from titan.common.registry.family import Config, Family
 from titan.common.registry.known.deepseek_v3 import DEEPSEEK_V3
 from titan.common.registry.known.glm4_moe import GLM4_MOE
+from titan.common.registry.known.gpt_oss import GPT_OSS
 from titan.common.registry.known.minimax import MINIMAX
 from titan.common.registry.known.mixtral import MIXTRAL
 from titan.common.registry.known.olmoe import OLMOE
@@ -20,7 +21,7 @@ from titan.common.registry.known.qwen3_moe import QWEN3_MOE
 
 __all__ = ["FAMILIES", "family_of"]
 
-_KNOWN = (OLMOE, QWEN3_MOE, MIXTRAL, GLM4_MOE, DEEPSEEK_V3, MINIMAX)
+_KNOWN = (OLMOE, QWEN3_MOE, MIXTRAL, GLM4_MOE, DEEPSEEK_V3, MINIMAX, GPT_OSS)
 FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _KNOWN}
 _BY_NAME: Mapping[str, Family] = FAMILIES | {alias: family for family in _KNOWN for alias in family.aliases}
 

@@ -121,7 +121,7 @@ def _place_layer(
         matrices.append(spec)
         columns.extend(found)
     gate, up, down = matrices
-    return ExpertLayer(LayerSpec(layer, module, (gate, up, down)), stacked, tuple(columns))
+    return ExpertLayer(LayerSpec(layer, module, (gate, up, down), family.activation), stacked, tuple(columns))
 
 
 def _place_matrix(

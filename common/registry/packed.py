@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "titan-pack.json"
-PACK_VERSION = 1
+PACK_VERSION = 2
 ALIGNMENT_BYTES = 4096
 PADDING_PREFIX = "titan.padding."
 _SHARD = re.compile(r"experts-\d{5}-of-\d{5}\.safetensors")

@@ -26,6 +26,7 @@ NODES = ("coordinator", "worker-1", "worker-2")
 PATIENT = {"timeouts": {"execute": "4s"}}
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"kv_heads": 1, "experts": 10},
+    "gpt_oss": {"experts": 16, "top_k": 4, "layers": 4},
     "minimax_m2": {"experts": 16, "top_k": 4, "heads": 4},
     "glm4_moe": {"experts": 16, "top_k": 4, "layers": 4, "dtype": "float16"},
     "deepseek_v3": {"experts": 16, "top_k": 4, "layers": 4},

@@ -45,13 +45,13 @@ def test_modules_are_those_of_mlx_lms_class(kinds: dict[str, Path], kind: str) -
         expected[f"{module.path}.{module.leaf}"] = module.shape
         if module.bias:
             expected[f"{module.path}.bias"] = module.shape[:1]
-    assert expected == {n: p.shape for n, p in parameters.items() if ".switch_mlp." not in n}
+    assert expected == {n: p.shape for n, p in parameters.items() if ".switch_mlp." not in n and ".experts." not in n}
 
 
 @pytest.mark.parametrize(
     ("model_type", "said"),
     [
-        ("gpt_oss", "mlx-lm itself runs it"),
+        ("qwen3_next", "mlx-lm itself runs it"),
         ("llama4", "mlx-lm itself runs it"),
         ("no_such_model", "mlx-lm does not know it either"),
         ("../olmoe", "mlx-lm does not know it either"),

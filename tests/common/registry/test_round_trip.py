@@ -15,6 +15,7 @@ from mlx_lm.models.switch_layers import SwitchGLU
 from mlx_lm.utils import load_model
 
 from titan.common.registry import Checkpoint, ComponentRange, ModelShape, open_checkpoint
+from titan.common.registry.families import FAMILIES
 from titan.deploy import DEMO_MODEL
 
 PROMPT = mx.array([[5, 99, 1024, 7, 7, 300]])
@@ -73,6 +74,7 @@ def test_demo_model() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_modes_and_layers_are_those_mlx_lm_executes(kinds: dict[str, Path], kind: str) -> None:
     checkpoint, model = open_checkpoint(kinds[kind]), host_model(kinds[kind])
+    family = FAMILIES[checkpoint.shape.family]
     moe = {spec.index: spec for spec in checkpoint.shape.layers}
     paths = {path for path, module in model.named_modules() if isinstance(module, SwitchGLU)}
     assert {spec.module_path for spec in checkpoint.shape.layers} == paths
@@ -83,8 +85,8 @@ def test_modes_and_layers_are_those_mlx_lm_executes(kinds: dict[str, Path], kind
         experts = module_at(model, moe[index].module_path)
         block = module_at(model, moe[index].module_path.rpartition(".")[0])
         top_k = block.top_k if hasattr(block, "top_k") else block.num_experts_per_tok
-        assert top_k == checkpoint.routing.top_k == checkpoint.shape.top_k
-        router = block if hasattr(block, "norm_topk_prob") else block.gate
+        assert checkpoint.shape.top_k == checkpoint.routing.top_k == top_k
+        router = block if hasattr(block, "norm_topk_prob") else block[family.router]
         if hasattr(router, "norm_topk_prob"):
             assert router.norm_topk_prob == checkpoint.routing.normalise
         for matrix in moe[index].matrices:
