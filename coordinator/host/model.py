@@ -105,37 +105,36 @@ def build_local_layers(
     on_layer: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[int, ExpertLayer]:
     """Node 0's slot tables with its pinned experts read in, by the model's layer number."""
+    shape = checkpoint.shape
     layers: dict[int, ExpertLayer] = {}
-    for position, spec in enumerate(checkpoint.shape.layers):
-        layers[spec.index] = build_local_layer(checkpoint, plan, position, store, dtype, policy=policy, readers=readers)
-        on_layer(position + 1, len(checkpoint.shape.layers))
+    for position, spec in enumerate(shape.layers):
+        layers[spec.index] = layer = ExpertLayer(
+            LayerBuffers(spec, plan.slots[0][position], dtype),
+            store.read_expert,
+            make_policy(policy, shape.num_experts),
+            readers,
+            fill_many=store.read_experts,
+        )
+        pin_local(layer, plan, position)
+        on_layer(position + 1, len(shape.layers))
     return layers
 
 
-def build_local_layer(
-    checkpoint: Checkpoint,
-    plan: Plan,
-    position: int,
-    store: ExpertStore,
-    dtype: str,
-    *,
-    policy: str = "lru",
-    readers: ReaderPool | None = None,
-) -> ExpertLayer:
-    """The slot table of the MoE layer at `position`, with the experts read in that the plan pins on node 0."""
-    shape = checkpoint.shape
-    layer = ExpertLayer(
-        LayerBuffers(shape.layers[position], plan.slots[0][position], dtype),
-        store.read_expert,
-        make_policy(policy, shape.num_experts),
-        readers,
-        fill_many=store.read_experts,
-    )
+def pin_local(layer: ExpertLayer, plan: Plan, position: int, old: ExpertLayer | None = None) -> None:
+    """Bring the experts into `layer` that the plan pins on node 0; those that `old` has are copied from there."""
     if plan.is_whole(position):
-        layer.pin_all(shape.num_experts)
-    else:
-        layer.pin(e for e, holders in enumerate(plan.residency[position]) if 0 in holders)
-    return layer
+        layer.pin_all(plan.num_experts)
+        return
+    pinned = plan.held_by(0)[position]
+    if old is not None:
+        layer.adopt(old, pinned, pin=True)
+    layer.pin(pinned)
+
+
+def loose_experts(layer: ExpertLayer, plan: Plan, position: int) -> list[int]:
+    """Experts of a layer that no node holds, so that node 0's cache slots are for them: the most used first."""
+    loose = (e for e, holders in enumerate(plan.residency[position]) if not holders)
+    return sorted(loose, key=lambda e: -layer.table.uses[e])
 
 
 def load_host_model(checkpoint: Checkpoint, dtype: str) -> HostModel:
