@@ -21,6 +21,7 @@ from titan.common.slots import make_policy
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import ExpertStore, ReaderPool
 from titan.coordinator.moe.hook import Executor, Faults, TitanSwitchGLU
+from titan.coordinator.moe.layer_times import LayerTimes
 from titan.coordinator.moe.recorder import Recorder, WatchedRouter
 from titan.placement import Plan
 
@@ -47,6 +48,7 @@ class HostModel:
         self._hooks = hooks
         self._faults = faults
         self._recorder: Recorder | None = None
+        self._times: LayerTimes | None = None
 
     def record(self, path: Path, shape: ModelShape) -> None:
         """Record every step's routing in a trace file from now on; `close` ends it.
@@ -62,6 +64,12 @@ class HostModel:
         self._recorder = Recorder(path, shape, routers)
         for hook in self._hooks.values():
             hook.watch(self._recorder.saw)
+
+    def time(self, times: LayerTimes) -> None:
+        """Measure some forward passes from now on."""
+        self._times = times
+        for hook in self._hooks.values():
+            hook.time(times)
 
     def close(self) -> None:
         """Finish what is recorded."""
@@ -88,6 +96,8 @@ class HostModel:
             TitanError: an expert could not be executed anywhere. The KV cache then has the same length in every
                 layer, but its contents are worthless: drop it.
         """
+        if self._times is not None:
+            self._times.begin(tokens.size)
         logits = self.module(tokens, cache=cache)
         if self._recorder is not None:
             self._recorder.finish()
