@@ -8,6 +8,7 @@ from typing import Any
 from titan.common.platform import process_memory_bytes
 from titan.coordinator.cluster import Cluster
 from titan.coordinator.moe.layer_times import PARTS
+from titan.coordinator.planning import held_bytes
 
 __all__ = ["describe_cluster"]
 
@@ -61,6 +62,7 @@ def _worker(cluster: Cluster, number: int) -> dict[str, Any]:
         "breaker": link.breaker.state,
         "failures": link.breaker.failures,
         "memory_budget_bytes": link.memory_budget_bytes,
+        "assigned_bytes": 0 if cluster.plan is None else held_bytes(cluster.plan, number + 1),
         "traffic": None if (traffic := cluster.exchange.traffic.get(link.name)) is None else asdict(traffic),
     }
 

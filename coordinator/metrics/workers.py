@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from titan.common.metrics import Sample
-from titan.common.slots.buffers import slot_bytes
 from titan.coordinator.cluster import Cluster
+from titan.coordinator.planning import held_bytes
 
 __all__ = ["worker_samples"]
 
@@ -31,16 +31,9 @@ def worker_samples(cluster: Cluster) -> Iterator[Sample]:
             text = "Memory for experts that it has offered."
             yield Sample("titan_worker_offered_bytes", "gauge", text, link.memory_budget_bytes, worker)
         text = "Bytes of the experts that the plan gives it."
-        yield Sample("titan_worker_assigned_bytes", "gauge", text, _assigned_bytes(cluster, position), worker)
+        given = 0 if cluster.plan is None else held_bytes(cluster.plan, position)
+        yield Sample("titan_worker_assigned_bytes", "gauge", text, given, worker)
         yield from _traffic(cluster, link.name)
-
-
-def _assigned_bytes(cluster: Cluster, position: int) -> int:
-    plan, layers = cluster.plan, cluster.checkpoint.shape.layers
-    if plan is None:
-        return 0
-    held = plan.held_by(position)
-    return sum(len(experts) * slot_bytes(spec, cluster.dtype) for experts, spec in zip(held, layers, strict=True))
 
 
 def _traffic(cluster: Cluster, name: str) -> Iterator[Sample]:

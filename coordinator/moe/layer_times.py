@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from titan.common.experts import ExpertLayer
-from titan.coordinator.moe.dispatch import Executed
+from titan.coordinator.moe.account import Executed
 from titan.coordinator.remote.exchange import Exchange
 
 __all__ = ["PARTS", "LayerParts", "LayerTimes"]
