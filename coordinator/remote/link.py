@@ -21,7 +21,7 @@ from titan.common.security.tls import client_ssl_context
 from titan.common.store import ExpertStore
 from titan.common.units import format_bytes, format_seconds
 from titan.coordinator.certificates import Certificates
-from titan.coordinator.moe.dispatch import ReadyWorker
+from titan.coordinator.moe.workers import ReadyWorker
 from titan.coordinator.remote.breaker import Breaker
 from titan.coordinator.remote.choose import faster, probing_call
 from titan.coordinator.remote.connect import Connection, Progress, from_rpc_error, greet, install, probe_pair_s
