@@ -55,11 +55,11 @@ class TitanSwitchGLU(nn.Module):
         self._faults = faults
         self._local: ExpertLayer | None = None
         self._executor: Executor | None = None
-        self._watch: Callable[[int, mx.array], None] | None = None
+        self._watch: Callable[[int, mx.array, mx.array], None] | None = None
         self._times: LayerTimes | None = None
 
-    def watch(self, watch: Callable[[int, mx.array], None] | None) -> None:
-        """Call `watch(layer, indices)` with every choice of the router, before it is executed."""
+    def watch(self, watch: Callable[[int, mx.array, mx.array], None] | None) -> None:
+        """Call `watch(layer, x, indices)` with every choice of the router, before it is executed."""
         self._watch = watch
 
     def time(self, times: LayerTimes) -> None:
@@ -80,7 +80,7 @@ class TitanSwitchGLU(nn.Module):
         if self._local is None or self._executor is None:
             return mx.zeros((*indices.shape, x.shape[-1]), x.dtype)
         if self._watch is not None:
-            self._watch(self._layer, indices)
+            self._watch(self._layer, x, indices)
         try:
             if self._times is not None and self._times.measuring:
                 run = partial(self._run, self._local, self._executor, x, indices)
