@@ -23,12 +23,8 @@ from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import ExpertStore, ReaderPool
 from titan.coordinator.host.routers import Router, descend
 from titan.coordinator.moe.hook import Executor, Faults, TitanSwitchGLU
-<<<<<<< HEAD
 from titan.coordinator.moe.layer_times import LayerTimes
-from titan.coordinator.moe.recorder import Recorder, WatchedRouter
-=======
 from titan.coordinator.moe.recorder import Recorder
->>>>>>> main
 from titan.placement import Plan
 
 
