@@ -112,9 +112,9 @@ def look(source: Source) -> Repository:
             "Choose a repository with safetensors, for instance one of mlx-community's",
         )
     family = _family(source, config)
-    absent = sum(file.file_size for file in files if file.will_download)
+    absent = sum(file.file_size or 0 for file in files if file.will_download)
     _check_room(source, absent)
-    return Repository(family, len(files), sum(file.file_size for file in files), absent)
+    return Repository(family, len(files), sum(file.file_size or 0 for file in files), absent)
 
 
 def download(source: Source) -> Checkpoint:
@@ -138,9 +138,10 @@ def download(source: Source) -> Checkpoint:
 
 def _family(source: Source, config: DryRunFileInfo) -> str:
     """The family by the repository's config.json, which is fetched for it."""
-    if config.file_size > MAX_CONFIG_BYTES:
+    size_bytes = config.file_size or 0
+    if size_bytes > MAX_CONFIG_BYTES:
         raise CheckpointMissing(
-            f"{CONFIG} of {source.name} has {format_bytes(config.file_size)}", "That is no model's configuration"
+            f"{CONFIG} of {source.name} has {format_bytes(size_bytes)}", "That is no model's configuration"
         )
     with _explained(source):
         path = hf_hub_download(

@@ -87,7 +87,7 @@ def test_a_disk_that_cannot_hold_it(hub: Hub, titan: Run) -> None:
     hub.sizes[shard.name] = 1 << 60
     done = titan()
     assert done.returncode == 1
-    assert "GiB more, " in done.stderr
+    assert "1024 PiB more, " in done.stderr
     assert "--to a folder on another disk" in done.stderr
     assert set(hub.sent) == {"config.json"}
 
