@@ -80,6 +80,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self.tokens = LaneTokens()
         self.execution = Execution(mlx_thread, self.sessions, lambda: self._holdings)
         self.lanes: LaneListener | None = None  # set when there is one
+        self.revocation_number: Callable[[], int] = lambda: 0  # replaced by whoever keeps the list
         self.draining = False
         self.started = time.monotonic()
         self.refusals = Tally("by", "reason")
@@ -135,6 +136,16 @@ class WorkerService(pb_grpc.WorkerServicer):
             reply.lane_port = self.lanes.port
             reply.lane_token = self.tokens.issue(session, certificate_hash(_certificate(context)))
         return reply
+
+    @_answers
+    def OpenLane(self, request: pb.OpenLaneRequest, context: grpc.ServicerContext) -> pb.OpenLaneReply:
+        session = self._session(request.session, context)
+        if self.draining:
+            raise WorkerDraining(f"worker {self.name} is shutting down", "wait until it is started again")
+        if self.lanes is None:
+            return pb.OpenLaneReply()
+        token = self.tokens.issue(session, certificate_hash(_certificate(context)))
+        return pb.OpenLaneReply(lane_port=self.lanes.port, lane_token=token)
 
     def _hold(self, coordinator: Identity, instance_id: str, shape: ModelShape, dtype: str) -> Holdings:
         """The holdings for `shape`; refuses another model than the one that somebody else uses."""
@@ -251,6 +262,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             lanes=counts.open,
             lanes_refused=counts.refused,
             malformed_frames=counts.malformed,
+            revocation_number=self.revocation_number(),
         )
 
     @_answers

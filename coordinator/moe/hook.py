@@ -9,6 +9,7 @@ different layers. A failure is recorded, zeros flow on, and the caller of the mo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ import mlx.nn as nn
 
 from titan.common.execution import apply_rows
 from titan.common.experts import ExpertLayer
+from titan.coordinator.moe.layer_times import LayerTimes
 from titan.coordinator.moe.weighted import Unweighted
 
 
@@ -61,11 +63,16 @@ class TitanSwitchGLU(nn.Module):
         self._faults = faults
         self._local: ExpertLayer | None = None
         self._executor: Executor | None = None
-        self._watch: Callable[[int, mx.array], None] | None = None
+        self._watch: Callable[[int, mx.array, mx.array], None] | None = None
+        self._times: LayerTimes | None = None
 
-    def watch(self, watch: Callable[[int, mx.array], None] | None) -> None:
-        """Call `watch(layer, indices)` with every choice of the router, before it is executed."""
+    def watch(self, watch: Callable[[int, mx.array, mx.array], None] | None) -> None:
+        """Call `watch(layer, x, indices)` with every choice of the router, before it is executed."""
         self._watch = watch
+
+    def time(self, times: LayerTimes) -> None:
+        """Take apart where the time goes, in the passes that are measured."""
+        self._times = times
 
     def bind(self, local: ExpertLayer, executor: Executor) -> None:
         """Execute with these from now on. Not while a forward pass is under way."""
@@ -81,23 +88,30 @@ class TitanSwitchGLU(nn.Module):
         if self._local is None or self._executor is None:
             return mx.zeros((*indices.shape, x.shape[-1]), x.dtype)
         if self._watch is not None:
-            self._watch(self._layer, indices)
-        if self._local.whole:  # expert e is in slot e: nothing to look up, no synchronisation
-            self._executor.executed_at_home(indices.size)
-            return apply_rows(self._local.buffers, x, indices)
-        executor, layer = self._executor, self._layer
-        if executor.reduced:
-            return Unweighted(
-                (*indices.shape, x.shape[-1]),
-                x.dtype,
-                lambda scores: self._guarded(lambda: executor.execute(layer, x, indices, scores), x.shape, x),
-            )
-        return self._guarded(lambda: executor.execute(layer, x, indices), (*indices.shape, x.shape[-1]), x)
+            self._watch(self._layer, x, indices)
+        local, executor = self._local, self._executor
+        if executor.reduced and not local.whole:
+            shape = (*indices.shape, x.shape[-1])
+            return Unweighted(shape, x.dtype, lambda scores: self._guarded(local, executor, x, indices, scores))
+        return self._guarded(local, executor, x, indices, None)
 
-    def _guarded(self, execute: Callable[[], mx.array], shape: tuple[int, ...], x: mx.array) -> mx.array:
-        """What `execute` returns, or zeros of `shape` after a failure."""
+    def _guarded(
+        self, local: ExpertLayer, executor: Executor, x: mx.array, indices: mx.array, scores: mx.array | None
+    ) -> mx.array:
+        """Outputs, or with scores their sums; zeros after a failure."""
         try:
-            return execute()
+            if self._times is not None and self._times.measuring:
+                run = partial(self._run, local, executor, x, indices, scores)
+                return self._times.measure(self._layer, local, x, indices, run)
+            return self._run(local, executor, x, indices, scores)
         except Exception as error:  # noqa: BLE001 - nothing may leave a half-finished forward behind
             self._faults.record(error)
-            return mx.zeros(shape, x.dtype)
+            return mx.zeros(x.shape if scores is not None else (*indices.shape, x.shape[-1]), x.dtype)
+
+    def _run(
+        self, local: ExpertLayer, executor: Executor, x: mx.array, indices: mx.array, scores: mx.array | None
+    ) -> mx.array:
+        if not local.whole:
+            return executor.execute(self._layer, x, indices, scores)
+        executor.executed_at_home(indices.size)  # expert e is in slot e: nothing to look up, no synchronisation
+        return apply_rows(local.buffers, x, indices)
