@@ -138,19 +138,25 @@ class Revocations:
             return True
 
     def offer(self, pem: bytes, bearer: str) -> bool:
-        """Take a list that somebody brought; True when it is newer than what was known, and now on disk and in force.
+        """Take a list that somebody brought; True when it is newer than what was known, and now in force.
+
+        It is in force even when the folder cannot be written: a full disk must not let in who was shut out. `problem`
+        says then that it is not kept; whoever brings it after a restart brings it again.
 
         Raises:
-            CertificateInvalid: not a list of this cluster's authority. SecurityError: the folder cannot be written.
+            CertificateInvalid: not a list of this cluster's authority.
         """
         offered = parse_revocations(pem, self._ca_pem, f"the revocation list from {bearer}")
         with self._lock:
             if offered.number <= self.current.number:
                 return False
-            write_together([NewFile(self.path, offered.pem, PUBLIC)])
-            self._seen = self._stamp()
             self.current = offered
             self.problem = ""
+            try:
+                write_together([NewFile(self.path, offered.pem, PUBLIC)])
+                self._seen = self._stamp()
+            except SecurityError as error:
+                self.problem = f"list {offered.number} is in force, but not kept: {error}"
             return True
 
     def _stamp(self) -> tuple[int, int, int] | None:
