@@ -13,6 +13,7 @@ from titan.proto.titan.v1 import worker_pb2 as pb
 from titan.worker.holdings import Holdings
 from titan.worker.install import Progress, pushed_fill
 from titan.worker.sessions import Session
+from titan.worker.share import Share, read_share, union
 
 log = get_logger("worker")
 
@@ -42,15 +43,9 @@ def assign(
     if not holdings.installing.acquire(timeout=ASSIGN_LOCK_TIMEOUT_S):
         raise WorkerOverloaded("experts are being installed for another coordinator", "try later")
     try:
-        wanted: dict[int, frozenset[int]] = {}
-        for entry in assignment.residency:
-            wanted[entry.layer] = wanted.get(entry.layer, frozenset()) | frozenset(entry.experts)
-        holdings.check(wanted)
-        union = dict(wanted)
-        for other in others:
-            for layer, experts in other.assigned.items():
-                union[layer] = union.get(layer, frozenset()) | experts
-        progress = yield from _install(holdings, union, parts, own_fill)
+        wanted = read_share(assignment, holdings.shape)
+        everybody = union([wanted, *(other.assigned for other in others)])
+        progress = yield from _install(holdings, everybody, parts, own_fill)
         session.assigned = wanted
         log.info(
             "experts installed",
@@ -59,15 +54,19 @@ def assign(
             resident=format_bytes(holdings.resident_bytes),
             read=format_bytes(progress.bytes_total),
         )
-        held = [pb.LayerExperts(layer=layer, experts=sorted(holdings.held(layer))) for layer in sorted(wanted)]
-        yield progress.message(installed=True, held=held)
+        held = [pb.LayerExperts(layer=layer, experts=sorted(holdings.held(layer))) for layer in wanted.layers]
+        serves = [
+            pb.LayerCache(layer=i, slots=holdings.cache_slots(i), experts=sorted(holdings.served(i)))
+            for i in sorted(wanted.caches)
+        ]
+        yield progress.message(installed=True, held=held, serves=serves)
     finally:
         holdings.installing.release()
 
 
 def _install(
     holdings: Holdings,
-    wanted: dict[int, frozenset[int]],
+    wanted: Share,
     parts: Iterator[pb.AssignRequest],
     own_fill: Fill | None,
 ) -> Generator[pb.AssignProgress, None, Progress]:

@@ -81,10 +81,12 @@ class Progress:
         installed: bool = False,
         needed: Sequence[pb.LayerExperts] = (),
         held: Sequence[pb.LayerExperts] = (),
+        serves: Sequence[pb.LayerCache] = (),
     ) -> pb.AssignProgress:
         return pb.AssignProgress(
             needed=needed,
             held=held,
+            serves=serves,
             experts_done=self.experts_done,
             experts_total=self.experts_total,
             bytes_done=self.bytes_done,
