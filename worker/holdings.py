@@ -86,6 +86,13 @@ class Holdings:
         """Of the layers that have a cache."""
         return [layer.table.counts for index, layer in list(self._layers.items()) if index in self._served]
 
+    @property
+    def resident(self) -> tuple[int, int, int]:
+        """Bytes of all slots, experts in them, and slots."""
+        layers = list(self._layers.values())
+        slots = sum(layer.buffers.capacity for layer in layers)
+        return sum(layer.buffers.nbytes for layer in layers), sum(len(layer.table.slots) for layer in layers), slots
+
     def held(self, layer: int) -> frozenset[int]:
         """Experts in memory that stay there."""
         here = self._layers.get(layer)

@@ -22,6 +22,7 @@ from titan.common.store import CacheMode, ExpertStore, ReaderPool
 from titan.common.units import format_bytes, parse_size
 from titan.worker.engine import MLXThread
 from titan.worker.enroll import credentials_or_enrolment
+from titan.worker.metrics import serve_metrics
 from titan.worker.own_copy import READERS, OwnCopy
 from titan.worker.server import WorkerServer
 from titan.worker.service import WorkerService
@@ -54,6 +55,13 @@ def serve(
     reads: Annotated[
         CacheMode, typer.Option(help="With --model: read through the page cache, past it, or give its pages back.")
     ] = CacheMode.PAGE_CACHE,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT for Prometheus' GET /metrics; off by default. Off loopback it is HTTPS, and asks for the "
+            "certificate of a coordinator or operator of the cluster."
+        ),
+    ] = None,
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
     with_parent: Annotated[
@@ -93,18 +101,28 @@ def serve(
     mlx_thread = MLXThread()
     service = WorkerService(credentials.identity.name, mlx_thread, budget, own)
     server = WorkerServer(service, mlx_thread, credentials, address, lane_port)
+    watched = None
+    try:
+        if metrics is not None:
+            watched = serve_metrics(metrics, server, service, own.store if own is not None else None)
+    except BaseException:
+        server.close()
+        raise
     with keep_awake():
         log.info(
             "listening",
             worker=credentials.identity.name,
             address=server.address,
             lane_port=server.lane_port,
+            metrics=watched.url if watched is not None else "off",
             memory=format_bytes(budget),
             model=str(model) if model is not None else "experts are sent by the coordinator",
             fingerprint=own.shape.fingerprint[:12] if own is not None else "-",
         )
         stopping.wait()
         server.close()
+        if watched is not None:
+            watched.close()
     for number in (signal.SIGTERM, signal.SIGINT):  # told twice: the interpreter's own end takes a moment
         signal.signal(number, signal.SIG_IGN)
     if own is not None:

@@ -16,6 +16,8 @@ import mlx.core as mx
 
 from titan.common.errors import EnrolmentRefused, TitanError
 from titan.common.log import get_logger
+from titan.common.log_limit import WINDOW_S, LimitedLog
+from titan.common.metrics import Tally
 from titan.common.security.credentials import Credentials, load_credentials
 from titan.common.security.files import PRIVATE, PUBLIC, NewFile, locked_folder, write_together
 from titan.common.security.request import KeyRequest, check_answer, new_request
@@ -40,6 +42,7 @@ def _answers(handler: Callable) -> Callable:
         try:
             return handler(self, request, context)
         except TitanError as error:
+            self.refusals.add("trust", error.code)
             log.warning("request refused", peer=context.peer(), error=str(error))
             context.set_trailing_metadata(((ERROR_CODE_KEY, error.code),))
             context.abort(grpc.StatusCode[error.grpc_status], str(error))
@@ -53,12 +56,19 @@ class WorkerTrust(pb_grpc.TrustServicer):
     Args:
         credentials: what it starts with.
         expel: told the names of coordinators whose certificates have just been revoked.
+        refusals: counts calls that are refused, by whom and why.
+
+    Attributes:
+        handshakes: how many have begun on the port for gRPC.
     """
 
-    def __init__(self, credentials: Credentials, expel: Callable[[set[str]], None]) -> None:
+    def __init__(self, credentials: Credentials, expel: Callable[[set[str]], None], refusals: Tally) -> None:
         self.credentials = credentials
+        self.refusals = refusals
+        self.handshakes = self._silent = self._called = 0
         self.revocations = Revocations(credentials.ca_path, credentials.ca_pem)
-        self.gate = Gate(self.revocations)
+        self.strangers = LimitedLog(log)
+        self.gate = Gate(self.revocations, refusals, self.strangers)
         self.lane_context = server_ssl_context(credentials)
         self._expel = expel
         self._enforced = self.revocations.current
@@ -75,11 +85,18 @@ class WorkerTrust(pb_grpc.TrustServicer):
             RuntimeError: gRPC cannot listen there.
         """
         pb_grpc.add_TrustServicer_to_server(self, server)
-        return server.add_secure_port(address, grpc_renewable_server_credentials(lambda: self.credentials))
+        return server.add_secure_port(
+            address, grpc_renewable_server_credentials(lambda: self.credentials, self._handshake_begins)
+        )
 
     def close(self) -> None:
         self._stop.set()
         self._thread.join(5)
+        self._count_silent()
+        self.strangers.close()
+
+    def _handshake_begins(self) -> None:
+        self.handshakes += 1  # one at a time
 
     # the service ----------------------------------------------------------------------------------------------------
 
@@ -140,13 +157,29 @@ class WorkerTrust(pb_grpc.TrustServicer):
     def _watch(self) -> None:
         """A list that was copied beside ca.pem counts as one that was sent."""
         said = ""
+        counted = time.monotonic()
         while not self._stop.wait(LOOK_EVERY_S):
+            self.strangers.tick()
+            if time.monotonic() - counted > WINDOW_S:
+                counted = time.monotonic()
+                self._count_silent()
             if self.revocations.refresh():
                 self._enforce()
             if self.revocations.problem != said:
                 said = self.revocations.problem
                 if said:
                     log.error(f"the list of revoked certificates is not used: {said}")
+
+    def _count_silent(self) -> None:
+        """Say how many connections have made no call. gRPC tells nobody why; a worker greeted in good order has one of
+        these for each that makes calls, since a coordinator looks at the certificate first."""
+        handshakes, called = self.handshakes, self.gate.connections
+        silent, talking = handshakes - called - self._silent, called - self._called
+        self._silent, self._called = handshakes - called, called
+        if silent > talking:
+            log.warning(
+                "connections that made no call: strangers, or a certificate that is not good here", count=silent
+            )
 
     def _enforce(self) -> None:
         """End what those do here who have just been revoked, and keep them from coming back."""

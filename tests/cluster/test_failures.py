@@ -15,12 +15,10 @@ import pytest
 from fixtures.plans import all_remote, make_plan
 from fixtures.reference import load_reference, reference_tokens
 
+from titan.coordinator.bench.alone import decode_alone
 from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.demo.cluster import LoopbackCluster
-from titan.coordinator.generation.decode import decode
 from titan.coordinator.generation.model import LoadedModel
-from titan.coordinator.generation.request import Sampling
-from titan.coordinator.generation.sampling import make_sampler
 from titan.deploy import DEMO_MODEL
 
 NODES = ("coordinator", "worker-1", "worker-2")
@@ -59,8 +57,7 @@ def generate(loaded: LoadedModel, at: dict[int, Callable[[], object]] | None = N
     """Greedy tokens; `at[n]` is called when n tokens are out."""
     events = at or {}
     tokens: list[int] = []
-    sampler = make_sampler(Sampling(temperature=0))
-    for step in decode(loaded.model, PROMPT, loaded.make_cache(), sampler=sampler, max_tokens=TOKENS, lookahead=False):
+    for step in decode_alone(loaded.model, loaded.make_cache(), PROMPT, TOKENS):
         tokens.append(step.token)
         if len(tokens) in events:
             events[len(tokens)]()

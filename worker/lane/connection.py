@@ -10,6 +10,7 @@ from typing import Protocol
 
 from titan.common.errors import SessionUnknown, TitanError, WireError, WorkerDraining, WorkerLost
 from titan.common.log import get_logger
+from titan.common.metrics import Tally
 from titan.common.wire.checks import Limits
 from titan.common.wire.frames import (
     Kind,
@@ -51,6 +52,7 @@ class LaneConnection:
         sessions: to see whether the session still lives.
         door: where requests are queued, or refused at once, and hints noted.
         poller: told when a reply did not fit the socket.
+        answers: counts them, by transport and result.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class LaneConnection:
         door: Door,
         poller: Poller,
         counts: LaneCounts,
+        answers: Tally,
     ) -> None:
         self.session = session
+        self._answers = answers
         self._socket, self._limits = sock, limits
         self._sessions, self._door, self._poller, self._counts = sessions, door, poller, counts
 
@@ -109,8 +113,9 @@ class LaneConnection:
         epoch = self.session.epoch
         if isinstance(outcome, ExecuteResult):
             parts = encode_result(outcome, epoch, self._limits.dtype, queue_us)
+            self._answers.add("lane", "ok")
         else:
-            self._counts.refused_requests += 1
+            self._answers.add("lane", outcome.code)
             parts = whole(encode_failure(frame.header.request_id, epoch, outcome))
         try:
             self._send(parts)
