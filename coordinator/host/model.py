@@ -135,9 +135,8 @@ def pin_local(layer: ExpertLayer, plan: Plan, position: int, old: ExpertLayer | 
 
 
 def loose_experts(layer: ExpertLayer, plan: Plan, position: int) -> list[int]:
-    """Experts of a layer that no node holds, so that node 0's cache slots are for them: the most used first."""
-    loose = (e for e, holders in enumerate(plan.residency[position]) if not holders)
-    return sorted(loose, key=lambda e: -layer.table.uses[e])
+    """Experts of a layer that node 0's cache slots are for, as no node holds them: the most used first."""
+    return sorted(plan.served_by(0)[position], key=lambda e: -layer.table.uses[e])
 
 
 def load_host_model(checkpoint: Checkpoint, dtype: str) -> HostModel:

@@ -49,11 +49,12 @@ class Worker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadyWorker:
-    """A live session: what it holds (layer -> experts), and how long its answers take."""
+    """A live session: what it holds (layer -> experts), how long its answers take, what it reads when it is asked."""
 
     transport: Transport
     held: Mapping[int, frozenset[int]]
     times: ReplyTimes
+    served: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -144,7 +145,7 @@ class Dispatcher:
         self, layer: int, local: ExpertLayer, experts: np.ndarray
     ) -> dict[int, tuple[Worker, ReadyWorker]] | None:
         """Distinct expert -> worker, for those that are to be executed remotely; None when there are none."""
-        ready = [(w, r) for w in self._workers if (r := w.ready) is not None and layer in r.held]
+        ready = [(w, r) for w in self._workers if (r := w.ready) and (layer in r.held or layer in r.served)]
         if self.exchange.overdue:  # one that owes an answer gets no further call
             ready = [(w, r) for w, r in ready if not self.exchange.owes(r.transport)]
         if not ready:
@@ -153,17 +154,19 @@ class Dispatcher:
         if self.costs is not None:
             places = {id(worker): node for node, worker in enumerate(self._workers, start=1)}
             by_node = {places[id(w)]: (w, r) for w, r in ready}
-            held = [(node, r.held[layer]) for node, (_, r) in by_node.items()]
-            chosen = choose_nodes(experts, held, here, self.costs)
+            held = [(node, r.held.get(layer, ())) for node, (_, r) in by_node.items()]
+            served = [
+                (node, r.served[layer], r.times.served_s) for node, (_, r) in by_node.items() if layer in r.served
+            ]
+            chosen = choose_nodes(experts, held, here, self.costs, served)
             return {e: by_node[node] for e, node in chosen.items()} or None
         owners = {}
         for expert in set(experts.reshape(-1).tolist()):
             if expert in here:
                 continue
-            for worker, state in ready:
-                if expert in state.held[layer]:
-                    owners[expert] = (worker, state)
-                    break
+            holders = [(w, r) for w, r in ready if expert in r.held.get(layer, ())]
+            if found := holders or [(w, r) for w, r in ready if expert in r.served.get(layer, ())]:
+                owners[expert] = found[0]
         return owners or None
 
     def _execute_split(
@@ -290,6 +293,8 @@ class Dispatcher:
                 if not agrees(positions, result.outputs):
                     rejected.append(Failed(outstanding, _disagrees(outstanding)))
                     return
+            call = outstanding.call
+            outstanding.times.record_load(call.layer, call.pair_experts, result.load_us / 1e6)
             outputs[filled : filled + positions.size] = result.outputs
             filled += positions.size
             answered.append(positions)

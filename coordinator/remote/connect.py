@@ -32,10 +32,9 @@ from titan.common.store import ExpertStore
 from titan.common.units import format_seconds
 from titan.common.versions import MLX_VERSION, SOFTWARE_VERSION
 from titan.common.wire.messages import MAX_MESSAGE_BYTES, PART_BYTES, PROTOCOL_VERSION
+from titan.coordinator.remote.share import Share
 from titan.proto.titan.v1 import worker_pb2 as pb
 from titan.proto.titan.v1.worker_pb2_grpc import WorkerStub
-
-Residency = Mapping[int, Sequence[int]]  # layer -> experts
 
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -156,23 +155,24 @@ def _check_hello(worker: Worker, reply: pb.HelloReply) -> None:
 
 def install(
     connection: Connection,
-    residency: Residency,
+    share: Share,
     store: ExpertStore,
     idle_timeout_s: float,
     on_progress: Callable[[Progress], None],
     stopped: Callable[[], bool],
 ) -> None:
-    """Have a worker hold exactly `residency`; pushes the experts that it asks for.
+    """Have a worker hold and serve exactly `share`; pushes the experts that it asks for.
 
     Raises:
         WorkerTimeout: no progress for `idle_timeout_s`.
-        WorkerBadReply: its slot tables do not map what it was given.
+        WorkerBadReply: its slot tables do not map what it was given, or it does not serve what it is to serve.
         WorkerLost, WorkerRefused, MemoryBudgetError: as the worker says.
     """
     name = connection.worker.name
     held: dict[int, frozenset[int]] = {}
+    served: dict[int, frozenset[int]] = {}
     needed: Queue[list[tuple[int, int]] | None] = Queue(1)
-    stream = connection.stub.Assign(_assign_messages(connection, residency, store, needed))
+    stream = connection.stub.Assign(_assign_messages(connection, share, store, needed))
     messages: Queue[pb.AssignProgress | grpc.RpcError | None] = Queue()
     reader = Thread(target=_drain_stream, args=(stream, messages), name=f"titan-assign-{name}", daemon=True)
     reader.start()
@@ -205,9 +205,11 @@ def install(
             if message.installed:
                 installed = True
                 held = {entry.layer: frozenset(entry.experts) for entry in message.held}
+                served = {entry.layer: frozenset(entry.experts) for entry in message.serves}
         if not installed:
             raise WorkerBadReply(f"worker {name} ended Assign before everything was installed")
-        _check_held(name, residency, held)
+        _check_held(name, share.pinned, held, "its slot table lacks")
+        _check_held(name, {i: cache.experts for i, cache in share.caches.items()}, served, "it does not serve")
     finally:
         stream.cancel()
         if needed.empty():
@@ -215,29 +217,30 @@ def install(
         reader.join(timeout=5)
 
 
-def _check_held(name: str, residency: Residency, held: Mapping[int, frozenset[int]]) -> None:
-    """What the worker's slot tables map must be what it was given."""
-    for layer, experts in residency.items():
+def _check_held(name: str, wanted: Mapping[int, Sequence[int]], held: Mapping[int, frozenset[int]], words: str) -> None:
+    """What the worker says it has must be what it was given."""
+    for layer, experts in wanted.items():
         absent = set(experts) - held.get(layer, frozenset())
         if absent:
             raise WorkerBadReply(
-                f"worker {name} says it installed layer {layer}, but its slot table lacks experts {sorted(absent)[:8]}"
+                f"worker {name} says it installed layer {layer}, but {words} experts {sorted(absent)[:8]}"
             )
 
 
 def _assign_messages(
     connection: Connection,
-    residency: Residency,
+    share: Share,
     store: ExpertStore,
     needed: Queue[list[tuple[int, int]] | None],
 ) -> Iterator[pb.AssignRequest]:
     yield pb.AssignRequest(
         assignment=pb.Assignment(
             session=connection.hello.session,
-            residency=[pb.LayerExperts(layer=layer, experts=experts) for layer, experts in residency.items()],
+            residency=[pb.LayerExperts(layer=layer, experts=experts) for layer, experts in share.pinned.items()],
+            caches=[pb.LayerCache(layer=i, slots=c.slots, experts=c.experts) for i, c in share.caches.items()],
         )
     )
-    asked = {(layer, e) for layer, experts in residency.items() for e in experts}
+    asked = {(layer, e) for layer, experts in share.pinned.items() for e in experts}
     for layer, expert in needed.get() or ():
         if (layer, expert) not in asked:
             return  # not ours to give; the worker's Assign then fails by itself
@@ -292,4 +295,4 @@ def from_rpc_error(error: grpc.RpcError, worker: str, call: str) -> TitanError:
     return WorkerLost(f"{call} to worker {worker} failed ({name}: {detail})")
 
 
-__all__ = ["Connection", "Progress", "Residency", "from_rpc_error", "greet", "install", "probe_pair_s"]
+__all__ = ["Connection", "Progress", "from_rpc_error", "greet", "install", "probe_pair_s"]

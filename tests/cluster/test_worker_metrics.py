@@ -34,6 +34,7 @@ from titan.coordinator.remote.connect import CHANNEL_OPTIONS, Connection, instal
 from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.grpc_transport import GrpcTransport
 from titan.coordinator.remote.reply_times import ReplyTimes
+from titan.coordinator.remote.share import Share
 from titan.coordinator.remote.transport import Transport
 from titan.deploy import DEMO_MODEL
 from titan.proto.titan.v1 import worker_pb2 as pb
@@ -105,7 +106,7 @@ def test_what_a_worker_does_is_counted(cluster: Cluster, worker: WorkerProcess) 
         spec = Worker(name="mini", addresses=(worker.address,))
         connection = Connection(spec, worker.address, channel, revocations, hello)
         store = ExpertStore(open_checkpoint(DEMO_MODEL))
-        install(connection, {0: EXPERTS}, store, DEADLINE_S, lambda _: None, lambda: False)
+        install(connection, Share({0: EXPERTS}), store, DEADLINE_S, lambda _: None, lambda: False)
         store.close()
         lane = open_lane_with(worker.address, hello, coordinator)
         stream = GrpcTransport(connection.stub, hello.session, "mini", "float32")
