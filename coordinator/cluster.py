@@ -29,6 +29,7 @@ from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.prefetch.uses import recall_uses, remember_uses
 from titan.common.registry import Checkpoint
 from titan.common.security.credentials import Credentials
+from titan.common.security.own import OwnCertificate
 from titan.common.slots.buffers import LayerBuffers, slot_bytes
 from titan.common.store import ExpertStore, ReaderPool
 from titan.common.units import format_bytes
@@ -42,6 +43,7 @@ from titan.coordinator.calibration.figures import (
 )
 from titan.coordinator.calibration.local import measure_local
 from titan.coordinator.calibration.remote import measure_remote, measure_together
+from titan.coordinator.certificates import Certificates
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS, LoadedModel
 from titan.coordinator.generation.prompt_cache import PromptCache, open_prompt_cache
 from titan.coordinator.host.budget import HostMemory, host_memory
@@ -141,10 +143,11 @@ class Cluster:
         instance_id = secrets.token_hex(8)
         self.links: list[WorkerLink] = []
         if credentials is not None:
+            certificates = Certificates(OwnCertificate(credentials))
             self.links = [
                 WorkerLink(
                     worker,
-                    credentials,
+                    certificates,
                     hosts.timeouts,
                     checkpoint.shape,
                     self.dtype,

@@ -1,7 +1,7 @@
 """What the SSD tier does, as JSON values for `/v1/titan/stats` and `titan stats`: layers, disk, prefetch, workers.
 
-Counts since the model was loaded, without what loading itself read. Reads counters of other threads; a figure may be one
-step old.
+Counts since the model was loaded, without what loading itself read. Reads counters of other threads; a figure may be
+one step old.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _rates(counts: dict[str, Any]) -> dict[str, float | None]:
 
 
 def _disk(cluster: Cluster) -> dict[str, Any]:
-    """Bytes a second of one reader, as serving got them, beside what calibration measured cold and in the page cache."""
+    """Bytes a second of one reader, as serving got them, beside what calibration measured, cold and cached."""
     counts, figures = cluster.store.counts, cluster.figures
     expert_bytes = cluster.checkpoint.shape.layers[0].expert_bytes
     home = figures.home if figures is not None else None

@@ -133,6 +133,16 @@ class WorkerService(pb_grpc.WorkerServicer):
             reply.lane_token = self.tokens.issue(session, certificate_hash(_certificate(context)))
         return reply
 
+    @_answers
+    def OpenLane(self, request: pb.OpenLaneRequest, context: grpc.ServicerContext) -> pb.OpenLaneReply:
+        session = self._session(request.session, context)
+        if self.draining:
+            raise WorkerDraining(f"worker {self.name} is shutting down", "wait until it is started again")
+        if self.lanes is None:
+            return pb.OpenLaneReply()
+        token = self.tokens.issue(session, certificate_hash(_certificate(context)))
+        return pb.OpenLaneReply(lane_port=self.lanes.port, lane_token=token)
+
     def _hold(self, coordinator: Identity, instance_id: str, shape: ModelShape, dtype: str) -> Holdings:
         """The holdings for `shape`; refuses another model than the one that somebody else uses."""
         with self._lock:

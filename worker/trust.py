@@ -6,6 +6,7 @@ far as to end them.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from titan.common.errors import EnrolmentRefused, TitanError
 from titan.common.log import get_logger
 from titan.common.log_limit import WINDOW_S, LimitedLog
 from titan.common.metrics import Tally
-from titan.common.security.credentials import Credentials, load_credentials
+from titan.common.security.credentials import Credentials
 from titan.common.security.files import PRIVATE, PUBLIC, NewFile, locked_folder, write_together
+from titan.common.security.own import OwnCertificate, ending
 from titan.common.security.request import KeyRequest, check_answer, new_request
 from titan.common.security.revocation import Revocations, require_not_revoked
 from titan.common.security.tls import grpc_renewable_server_credentials, renew_context, server_ssl_context
@@ -31,6 +33,7 @@ from titan.worker.gate import ERROR_CODE_KEY, Gate
 log = get_logger("worker.trust")
 
 LOOK_EVERY_S = 1.0
+SAY_EVERY_S = 24 * 3600.0
 KEY_LIFE_S = 120.0
 
 
@@ -63,13 +66,14 @@ class WorkerTrust(pb_grpc.TrustServicer):
     """
 
     def __init__(self, credentials: Credentials, expel: Callable[[set[str]], None], refusals: Tally) -> None:
-        self.credentials = credentials
+        self.own = OwnCertificate(credentials)
         self.refusals = refusals
         self.handshakes = self._silent = self._called = 0
         self.revocations = Revocations(credentials.ca_path, credentials.ca_pem)
         self.strangers = LimitedLog(log)
         self.gate = Gate(self.revocations, refusals, self.strangers)
         self.lane_context = server_ssl_context(credentials)
+        self._lanes_use = credentials
         self._expel = expel
         self._enforced = self.revocations.current
         self._pending: tuple[KeyRequest, float] | None = None
@@ -77,6 +81,11 @@ class WorkerTrust(pb_grpc.TrustServicer):
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="titan-trust", daemon=True)
         self._thread.start()
+
+    @property
+    def credentials(self) -> Credentials:
+        """In force now; another object once another certificate is."""
+        return self.own.current
 
     def serve_on(self, server: grpc.Server, address: str) -> int:
         """Add the service, and a port that later handshakes find with the newest certificate; the port bound.
@@ -131,7 +140,9 @@ class WorkerTrust(pb_grpc.TrustServicer):
 
     @_answers
     def InstallCertificate(
-        self, request: pb.InstallCertificateRequest, context: grpc.ServicerContext
+        self,
+        request: pb.InstallCertificateRequest,
+        context: grpc.ServicerContext,  # noqa: ARG002
     ) -> pb.InstallCertificateReply:
         with self._lock:
             pending, self._pending = self._pending, None
@@ -147,28 +158,47 @@ class WorkerTrust(pb_grpc.TrustServicer):
                         NewFile(old.cert_path, request.certificate_pem, PUBLIC),
                     ]
                 )
-            self.credentials = load_credentials(old.ca_path, old.cert_path, old.key_path)
-            renew_context(self.lane_context, self.credentials)
-        log.info("certificate renewed", until=f"{identity.not_after:%Y-%m-%d}", peer=context.peer())
+            self._take_certificate()
+            if self.own.problem:
+                raise EnrolmentRefused(f"the new certificate is not used: {self.own.problem}")
         return pb.InstallCertificateReply(expires_s=int(identity.not_after.timestamp()))
+
+    def _take_certificate(self) -> None:
+        """Use what lies on disk for new connections. With the lock."""
+        if self.own.refresh():
+            log.info("certificate renewed", until=f"{self.credentials.identity.not_after:%Y-%m-%d}")
+        if self._lanes_use is not self.credentials:
+            renew_context(self.lane_context, self.credentials)
+            self._lanes_use = self.credentials
 
     # revocation -----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """A list that was copied beside ca.pem counts as one that was sent."""
-        said = ""
-        counted = time.monotonic()
+        """What was copied beside ca.pem, a list or a certificate, counts as if it had been sent."""
+        said: dict[str, str] = {}
+        counted, looked, seen = time.monotonic(), 0.0, None
         while not self._stop.wait(LOOK_EVERY_S):
+            now = time.monotonic()
             self.strangers.tick()
-            if time.monotonic() - counted > WINDOW_S:
-                counted = time.monotonic()
+            if now - counted > WINDOW_S:
+                counted = now
                 self._count_silent()
             if self.revocations.refresh():
                 self._enforce()
-            if self.revocations.problem != said:
-                said = self.revocations.problem
-                if said:
-                    log.error(f"the list of revoked certificates is not used: {said}")
+            try:
+                with self._lock:
+                    self._take_certificate()
+            except (TitanError, OSError) as error:
+                log.error(f"lanes do not use the new certificate yet: {error}")
+            if self.credentials is not seen or now - looked > SAY_EVERY_S:
+                looked, seen = now, self.credentials
+                if sentence := ending(self.credentials.identity, str(self.credentials.cert_path)):
+                    log.warning(sentence, host=socket.gethostname())
+            problems = {"list of revoked certificates": self.revocations.problem, "certificate": self.own.problem}
+            for what, problem in problems.items():
+                if problem and problem != said.get(what):
+                    log.error(f"the {what} on disk is not used: {problem}")
+            said = problems
 
     def _count_silent(self) -> None:
         """Say how many connections have made no call. gRPC tells nobody why; a worker greeted in good order has one of

@@ -85,7 +85,7 @@ def renew(
         if identity.role is not Role.WORKER:
             renewed = issue(authority, identity.name, role=identity.role, hosts=identity.hosts, days=days, force=True)
             until = f"{renewed.identity.not_after:%Y-%m-%d}"
-            _say(f"{identity}: valid until {until}; what runs with the old one goes on until it is started again.")
+            _say(f"{identity}: valid until {until}; {_what_then(identity.role)}")
             continue
         if identity.name not in {worker.name for worker in config.workers}:
             _say(f"{identity}: not in {hosts}. Add it, or enrol it again with `titan enroll`.")
@@ -98,6 +98,12 @@ def renew(
         ok &= _with_worker(config.worker(identity.name), config, credentials, sign_anew)
     if not ok:
         raise typer.Exit(1)
+
+
+def _what_then(role: Role) -> str:
+    if role is Role.COORDINATOR:
+        return "a coordinator that runs uses it for its connections within seconds, nothing has to be started again."
+    return "copy it and its key to where they are used."
 
 
 def _wanted(directory: Path, authority: Authority, names: list[str] | None) -> list[Identity]:

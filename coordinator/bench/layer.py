@@ -25,7 +25,7 @@ from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.demo.cluster import LoopbackCluster
 from titan.coordinator.generation.model import LoadedModel
 from titan.coordinator.moe.dispatch import Dispatcher
-from titan.coordinator.remote.exchange import Exchange, Failed, Hedge, OnResult, Outstanding
+from titan.coordinator.remote.exchange import Exchange, Failed, Hedge, OnFailure, OnResult, Outstanding
 from titan.coordinator.remote.lane_transport import LaneTransport
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Transport
@@ -157,8 +157,10 @@ class _TimedExchange(Exchange):
         super().send(transport, call, positions, times)
         self.sent = time.perf_counter()
 
-    def collect(self, on_result: OnResult, hedge: Hedge | None = None) -> list[Failed]:
-        del hedge
+    def collect(
+        self, on_result: OnResult, hedge: Hedge | None = None, on_failure: OnFailure | None = None
+    ) -> list[Failed]:
+        del hedge, on_failure
 
         def timed(outstanding: Outstanding, result: ExecuteResult) -> None:
             self.replies.append((time.perf_counter(), result))

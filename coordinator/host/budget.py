@@ -68,10 +68,7 @@ def host_memory(
 
 def kv_bytes_per_token(checkpoint: Checkpoint, dtype: str) -> int:
     """Keys and values of all layers for one token."""
-    heads = _number(checkpoint, "num_attention_heads") or 1
-    kv_heads = _number(checkpoint, "num_key_value_heads") or heads
-    head_dim = _number(checkpoint, "head_dim") or checkpoint.shape.hidden_size // heads
-    return 2 * checkpoint.shape.num_layers * kv_heads * head_dim * COMPUTE_DTYPES[dtype][1].size
+    return checkpoint.shape.num_layers * checkpoint.cache_width * COMPUTE_DTYPES[dtype][1].size
 
 
 def non_expert_bytes(checkpoint: Checkpoint, dtype: str) -> int:

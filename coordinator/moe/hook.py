@@ -53,10 +53,10 @@ class TitanSwitchGLU(nn.Module):
         self._faults = faults
         self._local: ExpertLayer | None = None
         self._executor: Executor | None = None
-        self._watch: Callable[[int, mx.array], None] | None = None
+        self._watch: Callable[[int, mx.array, mx.array], None] | None = None
 
-    def watch(self, watch: Callable[[int, mx.array], None] | None) -> None:
-        """Call `watch(layer, indices)` with every choice of the router, before it is executed."""
+    def watch(self, watch: Callable[[int, mx.array, mx.array], None] | None) -> None:
+        """Call `watch(layer, x, indices)` with every choice of the router, before it is executed."""
         self._watch = watch
 
     def bind(self, local: ExpertLayer, executor: Executor) -> None:
@@ -73,7 +73,7 @@ class TitanSwitchGLU(nn.Module):
         if self._local is None or self._executor is None:
             return mx.zeros((*indices.shape, x.shape[-1]), x.dtype)
         if self._watch is not None:
-            self._watch(self._layer, indices)
+            self._watch(self._layer, x, indices)
         if self._local.whole:  # expert e is in slot e: nothing to look up, no synchronisation
             self._executor.executed_at_home(indices.size)
             return apply_rows(self._local.buffers, x, indices)

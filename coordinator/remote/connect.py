@@ -58,17 +58,29 @@ class Progress:
 
 
 class Connection:
-    """A channel to a worker with an open session. `close` ends it."""
+    """A channel to a worker with an open session. `close` ends it.
+
+    Args:
+        credentials: what the channel was opened with.
+    """
 
     def __init__(
-        self, worker: Worker, address: str, checked: CheckedChannel, revocations: Revocations, hello: pb.HelloReply
+        self,
+        worker: Worker,
+        address: str,
+        checked: CheckedChannel,
+        revocations: Revocations,
+        hello: pb.HelloReply,
+        credentials: Credentials,
     ) -> None:
         self.worker = worker
         self.address = address
-        self.channel = checked.channel
         self.hello = hello
+        self.credentials = credentials
+        self.revocations = revocations
+        self.checked = checked
         self.stub = WorkerStub(checked.channel)
-        self._checked, self._revocations = checked, revocations
+        self.opened_s = time.monotonic()
 
     def check_trust(self, timeout_s: float) -> None:
         """Look whether certificates were revoked since, and hand the news on. To be called every now and then.
@@ -76,12 +88,12 @@ class Connection:
         Raises:
             CertificateRevoked: the worker's. ClusterError, SecurityError: it does not take the list.
         """
-        if self._revocations.refresh():
-            require_not_revoked(self._checked.peer, self._revocations.current)
-            sync_revocations(self._checked, self._revocations, timeout_s=timeout_s)
+        if self.revocations.refresh():
+            require_not_revoked(self.checked.peer, self.revocations.current)
+            sync_revocations(self.checked, self.revocations, timeout_s=timeout_s)
 
     def close(self) -> None:
-        self.channel.close()
+        self.checked.channel.close()
 
 
 def greet(
@@ -135,7 +147,7 @@ def greet(
             channel.close()
             raise
         else:
-            return Connection(worker, address, checked, revocations, reply)
+            return Connection(worker, address, checked, revocations, reply, credentials)
     raise WorkerUnreachable(
         f"worker {worker.name} cannot be reached: {'; '.join(reasons)}",
         "start titan-worker there and check with `titan hosts check`",

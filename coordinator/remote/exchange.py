@@ -55,6 +55,7 @@ class Failed:
 OnResult = Callable[[Outstanding, ExecuteResult], None]
 Answered = Callable[[], bool]
 Hedge = Callable[[Outstanding, Answered], bool]
+OnFailure = Callable[[Failed], None]
 
 
 class Exchange:
@@ -102,40 +103,32 @@ class Exchange:
         else:
             self._waiting[call.request_id] = outstanding
 
-    def collect(self, on_result: OnResult, hedge: Hedge | None = None) -> list[Failed]:
+    def collect(
+        self, on_result: OnResult, hedge: Hedge | None = None, on_failure: OnFailure | None = None
+    ) -> list[Failed]:
         """Wait for every call sent since the last collect; returns those that failed.
 
         Waits no longer than the latest deadline. A transport that ends fails all its calls at once.
 
         Args:
-            on_result: takes a result, whose outputs are valid during that call only.
+            on_result: takes a result, whose outputs are valid during that call only. A ClusterError that it raises
+                fails the call.
             hedge: executes an outstanding call here; looks at the function that it is given now and then and stops
                 when the answer has come. True when it has finished, and its own result counts.
+            on_failure: told of each failure at once; may send further calls, which are waited for as well.
         """
         self._on_result = on_result
-        waiting = self._waiting
         self._looking_since = time.monotonic()
-        while waiting:
-            now = time.monotonic()
-            if any(min(o.deadline, o.hedge_at) <= now for o in waiting.values()):
-                # What has come counts, however late we look: this thread may have been reading experts meanwhile.
-                self._serve(0)
-            until = NEVER
-            for key, outstanding in list(waiting.items()):
-                if key not in waiting:
-                    continue  # its answer, or its transport's end, came while another call was hedged
-                if outstanding.deadline <= now:
-                    self._failed.append(Failed(waiting.pop(key), _timeout(outstanding)))
-                    continue
-                if outstanding.hedge_at <= now and hedge is not None and key in waiting:
-                    self._hedge(key, outstanding, hedge)
-                    until = 0.0  # time has passed: look at all of them again
-                    continue
-                until = min(until, outstanding.deadline, outstanding.hedge_at)
-            if waiting:
-                self._serve(max(0.0, until - now) * 1000)
+        failed: list[Failed] = []
+        while self._failed or self._waiting:
+            fresh, self._failed = self._failed, []
+            for failure in fresh:
+                failed.append(failure)
+                if on_failure is not None:
+                    on_failure(failure)
+            if self._waiting and not self._failed:
+                self._look(hedge)
         self._on_result = _drop
-        failed, self._failed = self._failed, []
         return failed
 
     def settle_overdue(self) -> list[Failed]:
@@ -159,6 +152,28 @@ class Exchange:
         self._on_result = _drop
 
     # ----------------------------------------------------------------------------------------------------------------
+
+    def _look(self, hedge: Hedge | None) -> None:
+        """Wait for what comes first: an answer, a deadline, or the time to hedge."""
+        waiting = self._waiting
+        now = time.monotonic()
+        if any(min(o.deadline, o.hedge_at) <= now for o in waiting.values()):
+            # What has come counts, however late we look: this thread may have been reading experts meanwhile.
+            self._serve(0)
+        until = NEVER
+        for key, outstanding in list(waiting.items()):
+            if key not in waiting:
+                continue  # its answer, or its transport's end, came while another call was hedged
+            if outstanding.deadline <= now:
+                self._failed.append(Failed(waiting.pop(key), _timeout(outstanding)))
+                continue
+            if outstanding.hedge_at <= now and hedge is not None and key in waiting:
+                self._hedge(key, outstanding, hedge)
+                until = 0.0  # time has passed: look at all of them again
+                continue
+            until = min(until, outstanding.deadline, outstanding.hedge_at)
+        if waiting and not self._failed:
+            self._serve(max(0.0, until - now) * 1000)
 
     def _watch(self, transport: Transport) -> None:
         fd = transport.fileno()

@@ -39,6 +39,7 @@ class GrpcTransport:
         self.worker = worker
         self.leaving: ClusterError | None = None
         self.unsent = False
+        self.outstanding = self.records = 0
         self._session, self._dtype = session, dtype
         self._end: ClusterError | None = None
         self._replies: deque[pb.ExecuteReply] = deque()
@@ -58,6 +59,8 @@ class GrpcTransport:
         if self._end is not None:
             raise self._end
         self._outgoing.put(encode_call(call, self._session))
+        self.outstanding += 1
+        self.records += 1 + (call.activations.nbytes >> 14)
 
     def hint(self, hint: Hint) -> bool:
         self._hints = [sent for sent in self._hints if not sent.done()]
@@ -78,6 +81,8 @@ class GrpcTransport:
         arrivals = []
         while self._replies:
             reply = self._replies.popleft()
+            self.outstanding -= 1
+            self.records += len(reply.outputs) >> 14
             arrivals.append(Arrival(reply.request_id, reply))
         if not arrivals and self._end is not None:
             raise self._end

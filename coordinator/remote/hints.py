@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from titan.common.wire.messages import MAX_HINTED, Hint
-from titan.coordinator.moe.dispatch import ReadyWorker
+from titan.coordinator.moe.workers import ReadyWorker
 
 
 class HintedWorker(Protocol):

@@ -153,3 +153,21 @@ def test_spot_checks_of_honest_workers_find_nothing(expected: list[int]) -> None
             assert cluster.dispatcher is not None
             assert cluster.dispatcher.executed.verified > 10
             assert cluster.dispatcher.executed.fallbacks == 0
+
+
+def test_a_replica_takes_over_what_a_killed_worker_was_asked(expected: list[int]) -> None:
+    with LoopbackCluster(
+        DEMO_MODEL, settings=FAST | {"timeouts": {"execute": "10s"}}, worker_bytes=1 << 30
+    ) as loopback:
+        plan = make_plan(loopback.checkpoint, NODES, lambda _layer, _expert: (1, 2))
+        cluster = loopback.coordinator(ClusterOptions(plan=plan))
+        try:
+            loaded = cluster.load()
+            assert generate(loaded, {10: loopback.workers[0].kill}) == expected
+            assert cluster.dispatcher is not None
+            done = cluster.dispatcher.executed
+            assert done.remote["worker-1"] > 0
+            assert done.remote["worker-2"] >= done.retried > 0
+            assert done.fallbacks == done.ssd == 0
+        finally:
+            cluster.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -215,6 +216,26 @@ def test_a_worker_renews_its_certificate_while_it_serves(cluster: Cluster, worke
     assert worker.stop() == 0
 
 
+def test_a_worker_uses_the_certificate_that_was_put_on_its_disk(cluster: Cluster, worker: WorkerProcess) -> None:
+    there, credentials = worker_folder(worker), coordinator_of(cluster)
+    short = cluster.member("mini", days=10)
+    lane = open_lane_with(worker.address, hello_for_lane(worker.address, credentials), credentials)
+    (there / "mini.pem").write_bytes(short.cert_pem)  # for a moment the key is the old one's
+    until(lambda: any("certificate on disk is not used" in said(line) for line in worker.log), "saying so")
+    (there / "mini.key").write_bytes(short.key_pem)
+    until(lambda: any("ends on" in said(line) and "renew mini" in said(line) for line in worker.log), "taking it")
+    warning = next(line for line in worker.log if "ends on" in said(line))
+    assert warning["host"] == socket.gethostname()
+    with open_channel("mini", worker.address, credentials, timeout_s=DEADLINE_S) as channel:
+        assert channel.peer == short.identity
+    open_lane_with(worker.address, hello_for_lane(worker.address, credentials), credentials).close()
+    lane.close()
+
+
+def said(line: dict) -> str:
+    return str(line.get("message", ""))
+
+
 def test_a_renewal_that_goes_wrong_leaves_the_old_certificate(cluster: Cluster, worker: WorkerProcess) -> None:
     from titan.common.security.request import new_request
     from titan.proto.titan.v1 import trust_pb2
@@ -293,6 +314,7 @@ def test_revoke_and_renew_say_what_they_could_not_do(cluster: Cluster, tmp_path:
     assert "mini: 127.0.0.1 is there, but nothing listens on port 1" in renewed.stdout
     assert "worker away: not in" in renewed.stdout
     assert "coordinator: valid until" in renewed.stdout  # 30 days, renewed here
+    assert "nothing has to be started again" in renewed.stdout
     unknown = run_titan("certs", "renew", "nobody", *common)
     assert unknown.returncode == 2
     revoked = run_titan("certs", "revoke", "away", *common)

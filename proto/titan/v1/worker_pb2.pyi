@@ -54,6 +54,20 @@ class HelloReply(_message.Message):
     lane_token: bytes
     def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., memory_budget_bytes: _Optional[int] = ..., has_checkpoint: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., worker_id: _Optional[str] = ..., device: _Optional[str] = ..., lane_port: _Optional[int] = ..., lane_token: _Optional[bytes] = ...) -> None: ...
 
+class OpenLaneRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
+
+class OpenLaneReply(_message.Message):
+    __slots__ = ("lane_port", "lane_token")
+    LANE_PORT_FIELD_NUMBER: _ClassVar[int]
+    LANE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    lane_port: int
+    lane_token: bytes
+    def __init__(self, lane_port: _Optional[int] = ..., lane_token: _Optional[bytes] = ...) -> None: ...
+
 class LayerExperts(_message.Message):
     __slots__ = ("layer", "experts")
     LAYER_FIELD_NUMBER: _ClassVar[int]

@@ -16,7 +16,7 @@ from fixtures.worker_server import DEADLINE_S, RunningWorker, running_worker, wa
 
 from titan.common.slots.table import SlotCounts
 from titan.common.wire.messages import MAX_HINTED, ExecuteCall, ExecuteResult, Hint
-from titan.coordinator.moe.dispatch import ReadyWorker
+from titan.coordinator.moe.workers import ReadyWorker
 from titan.coordinator.remote.connect import Connection
 from titan.coordinator.remote.exchange import Exchange, Outstanding
 from titan.coordinator.remote.hints import HintSender
