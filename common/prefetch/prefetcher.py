@@ -104,6 +104,7 @@ class Prefetcher:
         self._resident: list[frozenset[int]] = [frozenset()] * len(layers)
         self._probes: dict[int, mx.array] = {}
         self._own: mx.array | None = None
+        self._hidden: mx.array | None = None
         self._last: float | None = None
         self._flying = 0  # prefetches under way since the layer before
         self._stalled = [(0.0, 0.0, 0)] * len(layers)
@@ -113,7 +114,7 @@ class Prefetcher:
 
     def lookout(self, index: int, x: mx.array) -> list[mx.array]:
         """Arrays to evaluate together with a layer's indices; x: [N, D]. Call `routed` afterwards."""
-        self._probes, self._own = {}, None
+        self._probes, self._own, self._hidden = {}, None, None
         if x.shape[0] > MAX_ROWS:
             return []
         position = self._positions[index]
@@ -125,7 +126,9 @@ class Prefetcher:
                 self._probes[predictor.depth] = self._routers[ahead](x).astype(mx.float32).sum(axis=0)
             if predictor.needs_probabilities and self._own is None and position in self._routers:
                 self._own = mx.softmax(self._routers[position](x).astype(mx.float32), axis=-1).sum(axis=0)
-        return [*self._probes.values(), *([] if self._own is None else [self._own])]
+            if predictor.needs_hidden and self._hidden is None:
+                self._hidden = x.astype(mx.float32)
+        return [*self._probes.values(), *(array for array in (self._own, self._hidden) if array is not None)]
 
     def routed(self, index: int, experts: np.ndarray) -> None:
         """A layer has routed [N, K] and what it needed is in memory: learn from it, read ahead."""
@@ -136,10 +139,10 @@ class Prefetcher:
         chosen: list[int] = list(dict.fromkeys(experts.reshape(-1).tolist()))
         self._measure(position)
         self._score(position, chosen)
-        own = None if self._own is None else np.array(self._own)
+        own, hidden = (None if array is None else np.array(array) for array in (self._own, self._hidden))
         probes = {depth: np.array(logits) for depth, logits in self._probes.items()}
         for predictor in self.predictors:
-            predictor.observe(position, Routing(chosen, own, probes.get(predictor.depth)))
+            predictor.observe(position, Routing(chosen, own, probes.get(predictor.depth), hidden, experts))
         for depth in {p.depth for p in self.predictors}:
             self._look_ahead((position + depth) % len(self._layers), depth)
         if position == self._final:

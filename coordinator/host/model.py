@@ -18,7 +18,7 @@ from titan.common.errors import CheckpointContradiction
 from titan.common.experts import ExpertLayer
 from titan.common.registry import Checkpoint, ModelShape
 from titan.common.registry.families import FAMILIES
-from titan.common.slots import make_policy
+from titan.common.slots import make_policies
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import ExpertStore, ReaderPool
 from titan.coordinator.host.routers import Router, descend
@@ -107,11 +107,12 @@ def build_local_layers(
     """Node 0's slot tables with its pinned experts read in, by the model's layer number."""
     shape = checkpoint.shape
     layers: dict[int, ExpertLayer] = {}
+    policies = make_policies(policy, shape.num_experts, len(shape.layers))
     for position, spec in enumerate(shape.layers):
         layers[spec.index] = layer = ExpertLayer(
             LayerBuffers(spec, plan.slots[0][position], dtype),
             store.read_expert,
-            make_policy(policy, shape.num_experts),
+            policies[position],
             readers,
             fill_many=store.read_experts,
         )

@@ -124,7 +124,7 @@ def test_a_workers_certificate_is_renewed_while_it_serves(tmp_path: Path, monkey
         certificates = Certificates(OwnCertificate(worker.credentials))
         timeouts = Timeouts(execute=0.05)
         link = WorkerLink(spec, certificates, timeouts, worker.shape, worker.dtype, "instance-1", worker.store, "lane")
-        link.assign(worker.residency)
+        link.assign(worker.share.pinned)
         link.start()
         try:
             assert link.wait(("ready",), time.monotonic() + DEADLINE_S), link.status

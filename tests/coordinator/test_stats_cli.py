@@ -26,7 +26,9 @@ def hosts(path: Path, slots: int) -> Path:
 
 
 def complete(url: str) -> None:
-    body = json.dumps({"model": "any", "prompt": "Who art thou?", "max_tokens": 24, "temperature": 0}).encode()
+    body = json.dumps(
+        {"model": DEMO_MODEL.name, "prompt": "Who art thou?", "max_tokens": 24, "temperature": 0}
+    ).encode()
     request = urllib.request.Request(f"{url}/completions", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as reply:
         assert reply.status == 200
