@@ -49,6 +49,7 @@ from titan.coordinator.generation.prompt_cache import PromptCache, open_prompt_c
 from titan.coordinator.host.budget import HostMemory, host_memory
 from titan.coordinator.host.model import HostModel, build_local_layers, load_host_model, loose_experts
 from titan.coordinator.moe.dispatch import Dispatcher
+from titan.coordinator.moe.layer_times import LayerTimes
 from titan.coordinator.planning import log_plan, make_problem, with_caches
 from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.hints import HintSender
@@ -140,6 +141,7 @@ class Cluster:
         self.store = ExpertStore(checkpoint)
         self._readers = ReaderPool(READERS)
         self.exchange = Exchange()
+        self.layer_times: LayerTimes | None = None
         instance_id = secrets.token_hex(8)
         self.links: list[WorkerLink] = []
         if credentials is not None:
@@ -204,6 +206,8 @@ class Cluster:
         self._recall()
         self._preload(self.plan)
         model.bind(self.layers, self.dispatcher)
+        self.layer_times = LayerTimes(self.dispatcher.executed, self.exchange)
+        model.time(self.layer_times)
         if self.options.trace is not None:
             model.record(self.options.trace, self.checkpoint.shape)
         tokenizer = load_tokenizer(self.checkpoint.path)

@@ -100,6 +100,11 @@ def with_caches(plan: Plan, caches: Mapping[str, int], worker_bytes: Mapping[str
     return plan
 
 
+def held_bytes(plan: Plan, node: int) -> int:
+    """Bytes of the experts that a node is to hold."""
+    return sum(len(experts) * size for experts, size in zip(plan.held_by(node), plan.expert_bytes, strict=True))
+
+
 def expected_step_s(problem: Problem, plan: Plan) -> float:
     """Expected seconds of a step of `plan` under the figures of `problem` (equation 5)."""
     evaluator = Evaluator(problem)

@@ -78,6 +78,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self.tokens = LaneTokens()
         self.execution = Execution(mlx_thread, self.sessions, lambda: self._holdings)
         self.lanes: LaneListener | None = None  # set when there is one
+        self.revocation_number: Callable[[], int] = lambda: 0  # replaced by whoever keeps the list
         self.draining = False
         self.started = time.monotonic()
         self.refusals = Tally("by", "reason")
@@ -265,6 +266,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             lanes=counts.open,
             lanes_refused=counts.refused,
             malformed_frames=counts.malformed,
+            revocation_number=self.revocation_number(),
             cache=self._cache_status(),
         )
 

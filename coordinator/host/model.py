@@ -23,6 +23,7 @@ from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import ExpertStore, ReaderPool
 from titan.coordinator.host.routers import Router, descend
 from titan.coordinator.moe.hook import Executor, Faults, TitanSwitchGLU
+from titan.coordinator.moe.layer_times import LayerTimes
 from titan.coordinator.moe.recorder import Recorder
 from titan.placement import Plan
 
@@ -49,6 +50,7 @@ class HostModel:
         self._hooks = hooks
         self._faults = faults
         self._recorder: Recorder | None = None
+        self._times: LayerTimes | None = None
 
     def record(self, path: Path, shape: ModelShape) -> None:
         """Record every step's routing in a trace file from now on; `close` ends it.
@@ -59,6 +61,12 @@ class HostModel:
         self._recorder = Recorder(path, shape, self.routers)
         for hook in self._hooks.values():
             hook.watch(self._recorder.saw)
+
+    def time(self, times: LayerTimes) -> None:
+        """Measure some forward passes from now on."""
+        self._times = times
+        for hook in self._hooks.values():
+            hook.time(times)
 
     def close(self) -> None:
         """Finish what is recorded."""
@@ -85,6 +93,8 @@ class HostModel:
             TitanError: an expert could not be executed anywhere. The KV cache then has the same length in every
                 layer, but its contents are worthless: drop it.
         """
+        if self._times is not None:
+            self._times.begin(tokens.size)
         logits = self.module(tokens, cache=cache)
         if self._recorder is not None:
             self._recorder.finish()

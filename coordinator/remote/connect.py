@@ -82,15 +82,21 @@ class Connection:
         self.stub = WorkerStub(checked.channel)
         self.opened_s = time.monotonic()
 
-    def check_trust(self, timeout_s: float) -> None:
-        """Look whether certificates were revoked since, and hand the news on. To be called every now and then.
+    def check_trust(self, theirs: int, timeout_s: float) -> None:
+        """Look whether certificates were revoked since; whoever has the newer list hands it on.
+
+        Args:
+            theirs: number of the worker's list.
 
         Raises:
-            CertificateRevoked: the worker's. ClusterError, SecurityError: it does not take the list.
+            CertificateRevoked: the worker's, or one's own. ClusterError, SecurityError: it does not take the list.
         """
-        if self.revocations.refresh():
-            require_not_revoked(self.checked.peer, self.revocations.current)
+        self.revocations.refresh()
+        require_not_revoked(self.checked.peer, self.revocations.current)  # before it is told anything
+        if theirs != self.revocations.current.number:
             sync_revocations(self.checked, self.revocations, timeout_s=timeout_s)
+            require_not_revoked(self.checked.peer, self.revocations.current)
+        require_not_revoked(self.credentials.identity, self.revocations.current)
 
     def close(self) -> None:
         self.checked.channel.close()
@@ -132,6 +138,7 @@ def greet(
         try:
             sync_revocations(checked, revocations, timeout_s=timeouts.connect + timeouts.probe)
             require_not_revoked(checked.peer, revocations.current)
+            require_not_revoked(credentials.identity, revocations.current)
             reply = WorkerStub(channel).Hello(request, timeout=timeouts.hello)
             _check_hello(worker, reply)
         except grpc.RpcError as error:

@@ -18,6 +18,7 @@ from titan.common.errors import ClusterError, WorkerLost, WorkerTimeout
 from titan.common.units import format_seconds
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
 from titan.coordinator.remote.reply_times import ReplyTimes
+from titan.coordinator.remote.traffic import Traffic
 from titan.coordinator.remote.transport import Arrival, Transport
 
 HEDGES_A_CALL = 0.05  # so many hedges are allowed for each answer, in the long run
@@ -65,11 +66,15 @@ class Exchange:
         late: answers that nobody waited for.
         overdue: calls that were hedged and are still unanswered. Their workers get no new calls until they answer;
             at the deadline their sessions are lost, as with any other call.
+        traffic: by worker.
+        last_wire_s: how long the last answer was on the wire.
     """
 
     def __init__(self, first_id: int = 0) -> None:
         self.late = self.hedges = 0
         self.overdue: dict[int, Outstanding] = {}
+        self.traffic: dict[str, Traffic] = {}
+        self.last_wire_s = 0.0
         self._next_id = first_id
         self._waiting: dict[int, Outstanding] = {}
         self._failed: list[Failed] = []
@@ -209,7 +214,9 @@ class Exchange:
                 overdue.times.record(overdue.positions.size, time.monotonic() - overdue.sent_at)
         else:
             try:
-                self._on_result(outstanding, transport.decode(arrival, outstanding.call))
+                result = transport.decode(arrival, outstanding.call)
+                self._count(outstanding, result)
+                self._on_result(outstanding, result)
             except ClusterError as error:
                 self._failed.append(Failed(outstanding, error))
             del self._waiting[arrival.request_id]
@@ -217,6 +224,13 @@ class Exchange:
             if self._hedge_credit < MAX_HEDGE_CREDIT:
                 self._hedge_credit += HEDGES_A_CALL
         transport.release(arrival)
+
+    def _count(self, outstanding: Outstanding, result: ExecuteResult) -> None:
+        traffic = self.traffic.get(outstanding.worker)
+        if traffic is None:
+            traffic = self.traffic[outstanding.worker] = Traffic()
+        took_s = time.monotonic() - outstanding.sent_at
+        self.last_wire_s = traffic.count(outstanding.call, result, took_s)
 
     def _record(self, outstanding: Outstanding) -> None:
         """Remember how long an answer took, unless it may have lain there while this thread was busy."""

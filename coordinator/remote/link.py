@@ -362,12 +362,12 @@ class WorkerLink:
             reply = connection.stub.Status(pb.StatusRequest(), timeout=self._timeouts.probe)
         except grpc.RpcError as error:
             self._lose(from_rpc_error(error, self.name, "Status"))
-        else:
-            self.last_status = reply
-            if reply.state == "draining":
-                self._lose(WorkerDraining(f"worker {self.name} is shutting down"))
+            return
+        self.last_status = reply
+        if reply.state == "draining":
+            self._lose(WorkerDraining(f"worker {self.name} is shutting down"))
         try:
-            connection.check_trust(self._timeouts.probe)
+            connection.check_trust(reply.revocation_number, self._timeouts.probe)
         except TitanError as error:
             self._lose(error)
 

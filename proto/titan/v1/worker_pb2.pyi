@@ -223,7 +223,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("worker_id", "software_version", "state", "memory_budget_bytes", "expert_bytes", "process_bytes", "fingerprint", "experts", "sessions", "requests", "pairs", "refused", "uptime_s", "lanes", "lanes_refused", "malformed_frames", "cache")
+    __slots__ = ("worker_id", "software_version", "state", "memory_budget_bytes", "expert_bytes", "process_bytes", "fingerprint", "experts", "sessions", "requests", "pairs", "refused", "uptime_s", "lanes", "lanes_refused", "malformed_frames", "revocation_number", "cache")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +240,7 @@ class StatusReply(_message.Message):
     LANES_FIELD_NUMBER: _ClassVar[int]
     LANES_REFUSED_FIELD_NUMBER: _ClassVar[int]
     MALFORMED_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    REVOCATION_NUMBER_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     software_version: str
@@ -257,8 +258,9 @@ class StatusReply(_message.Message):
     lanes: int
     lanes_refused: int
     malformed_frames: int
+    revocation_number: int
     cache: CacheStatus
-    def __init__(self, worker_id: _Optional[str] = ..., software_version: _Optional[str] = ..., state: _Optional[str] = ..., memory_budget_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., process_bytes: _Optional[int] = ..., fingerprint: _Optional[str] = ..., experts: _Optional[int] = ..., sessions: _Optional[int] = ..., requests: _Optional[int] = ..., pairs: _Optional[int] = ..., refused: _Optional[int] = ..., uptime_s: _Optional[float] = ..., lanes: _Optional[int] = ..., lanes_refused: _Optional[int] = ..., malformed_frames: _Optional[int] = ..., cache: _Optional[_Union[CacheStatus, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., software_version: _Optional[str] = ..., state: _Optional[str] = ..., memory_budget_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., process_bytes: _Optional[int] = ..., fingerprint: _Optional[str] = ..., experts: _Optional[int] = ..., sessions: _Optional[int] = ..., requests: _Optional[int] = ..., pairs: _Optional[int] = ..., refused: _Optional[int] = ..., uptime_s: _Optional[float] = ..., lanes: _Optional[int] = ..., lanes_refused: _Optional[int] = ..., malformed_frames: _Optional[int] = ..., revocation_number: _Optional[int] = ..., cache: _Optional[_Union[CacheStatus, _Mapping]] = ...) -> None: ...
 
 class CacheStatus(_message.Message):
     __slots__ = ("slots", "hits", "misses", "loads", "prefetched", "useful", "late", "stall_s", "bytes", "hints", "hints_unused")
