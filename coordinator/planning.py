@@ -85,15 +85,16 @@ def make_problem(
 def with_caches(plan: Plan, caches: Mapping[str, int], worker_bytes: Mapping[str, int]) -> Plan:
     """The plan with cache slots on workers, in the memory that `make_problem` left for them.
 
-    Only layers where some expert is in nobody's memory get them. What they save is not in the plan's prediction.
+    Only layers that have more experts in nobody's memory than node 0 has cache slots get them. What they save is not in
+    the plan's prediction.
     """
     if not caches:
         return plan
-    loose = [any(not holders for holders in row) for row in plan.residency]
+    short = [sum(not who for who in row) > plan.cache_slots(i) for i, row in enumerate(plan.residency)]
     slots, nodes = [], []
     for node, row in zip(plan.nodes, plan.slots, strict=True):
         more = caches.get(node.name, 0)
-        slots.append(tuple(min(plan.num_experts, s + more * here) for s, here in zip(row, loose, strict=True)))
+        slots.append(tuple(min(plan.num_experts, s + more * here) for s, here in zip(row, short, strict=True)))
         nodes.append(replace(node, memory_bytes=worker_bytes[node.name]) if more else node)
     plan = replace(plan, nodes=tuple(nodes), slots=tuple(slots))
     plan.validate()

@@ -12,7 +12,7 @@ from copy import copy
 
 import numpy as np
 
-LAGS = 3  # layers before whose choices are evidence
+LAGS = 7  # layers before whose choices are evidence
 DECAYS = (0.8, 0.98)  # of the two traces of earlier choices: the sentence, the topic
 HORIZON = 9  # tokens that "soon" means
 DISCOUNT = 0.6  # a use k tokens ahead counts 0.6^(k - 1)
