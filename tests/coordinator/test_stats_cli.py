@@ -9,20 +9,22 @@ import json
 import urllib.request
 from pathlib import Path
 
+from fixtures.plans import all_ssd, make_plan
 from fixtures.processes import CoordinatorProcess, run_titan, write_hosts
 
 from titan.common.config.hosts import HostsConfig
 from titan.common.registry import open_checkpoint
-from titan.common.slots.buffers import slot_bytes
 from titan.deploy import DEMO_MODEL
 
 SLOTS = 8
 
 
-def hosts(path: Path, slots: int) -> Path:
-    memory = slots * sum(slot_bytes(spec, "float32") for spec in open_checkpoint(DEMO_MODEL).shape.layers)
-    settings = {"model": str(DEMO_MODEL), "coordinator": {"memory": memory, "listen": "127.0.0.1:0"}}
-    return write_hosts(path / "hosts.yaml", HostsConfig.model_validate(settings))
+def hosts_and_plan(path: Path) -> tuple[Path, Path]:
+    settings = {"model": str(DEMO_MODEL), "coordinator": {"listen": "127.0.0.1:0"}}
+    config = HostsConfig.model_validate(settings)
+    plan = path / "plan.json"
+    plan.write_text(make_plan(open_checkpoint(DEMO_MODEL), (config.coordinator.name,), all_ssd, SLOTS).to_json())
+    return write_hosts(path / "hosts.yaml", config), plan
 
 
 def complete(url: str) -> None:
@@ -35,8 +37,9 @@ def complete(url: str) -> None:
 
 
 def test_stats_of_a_coordinator_that_reads_from_its_disk(tmp_path: Path) -> None:
-    options = ("--prefetch", "auto", "--policy", "forecast", "--prompt-cache-disk", "0B")
-    with CoordinatorProcess(hosts(tmp_path, SLOTS), *options) as coordinator:
+    hosts, plan = hosts_and_plan(tmp_path)
+    options = ("--plan", str(plan), "--prefetch", "auto", "--policy", "forecast", "--prompt-cache-disk", "0B")
+    with CoordinatorProcess(hosts, *options) as coordinator:
         url = coordinator.wait_until_ready()
         base = url.removesuffix("/v1")
         empty = run_titan("stats", "--url", base)

@@ -28,7 +28,7 @@ _erf = np.vectorize(math.erf)
 class Prerouter:
     """Ranks layer N + 1 by owner N's head: linear_init f + fc2 gelu(fc1 f), f = [m_in, one-hot at t, one-hot at t - 1].
 
-    Rows of a batch are ranked by their largest logit. Layers without a head rank nothing.
+    Rows of a batch are ranked by their largest logit; the first K are the head's set. Layers without a head rank nothing.
     """
 
     name = "prerouter"
@@ -66,7 +66,7 @@ class Prerouter:
 
     def rank(self, layer: int) -> np.ndarray:
         logits = self._logits.get(layer)
-        return np.empty(0, np.intp) if logits is None else np.argsort(-logits, kind="stable")
+        return np.empty(0, np.intp) if logits is None else np.argsort(-logits, kind="stable")[:TOP_K]
 
 
 def heads(path: Path) -> dict[str, np.ndarray]:
