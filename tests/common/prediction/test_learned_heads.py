@@ -28,7 +28,7 @@ _erf = np.vectorize(math.erf)
 class Prerouter:
     """Ranks layer N + 1 by owner N's head: linear_init f + fc2 gelu(fc1 f), f = [m_in, one-hot at t, one-hot at t - 1].
 
-    Rows of a batch are ranked by their largest logit; the first K are the head's set. Layers without a head rank nothing.
+    Rows of a batch are ranked by their largest logit; the first K are the set. Layers without a head rank nothing.
     """
 
     name = "prerouter"
