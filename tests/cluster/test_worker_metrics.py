@@ -152,6 +152,7 @@ def test_what_a_worker_does_is_counted(cluster: Cluster, worker: WorkerProcess) 
     asked = set(re.findall(r"titan_worker_[a-z_]+", DASHBOARD.read_text()))
     exported = {name.partition("{")[0] for name in now}
     coordinators = {"titan_worker_state", "titan_worker_set_aside_total", "titan_worker_epoch"}
+    coordinators |= {f"titan_worker_{name}" for name in ("breaker_state", "assigned_bytes", "offered_bytes")}
     assert asked - coordinators <= exported
     assert len(asked - coordinators) >= 8
     assert not coordinators & exported
