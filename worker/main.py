@@ -13,11 +13,13 @@ import typer
 
 from titan.common.config.address import normalise_address
 from titan.common.console import run_command
+from titan.common.errors import ConfigError
 from titan.common.log import get_logger, setup_logging
 from titan.common.platform import keep_awake, memory_budget_bytes, set_nofile_limit
 from titan.common.registry import ModelShape, open_checkpoint
 from titan.common.store import ExpertStore
 from titan.common.units import format_bytes, parse_size
+from titan.worker.cache import DEFAULT_BYTES, ExpertCache
 from titan.worker.engine import MLXThread
 from titan.worker.enroll import credentials_or_enrolment
 from titan.worker.metrics import serve_metrics
@@ -44,6 +46,10 @@ def serve(
             help="Show a one-time code and wait for `titan enroll`; by default when --certs holds no certificate.",
         ),
     ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder for experts that were sent here, so that a restart needs no network.")
+    ] = None,
+    cache_size: Annotated[str, typer.Option(help="Most bytes of them, of all models.")] = format_bytes(DEFAULT_BYTES),
     lane_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the lanes; 0 takes a free one.")] = 0,
     memory: Annotated[str | None, typer.Option(help="Most bytes of experts to hold, e.g. 8GiB.")] = None,
     metrics: Annotated[
@@ -71,6 +77,9 @@ def serve(
             given=format_bytes(budget),
             spare=format_bytes(available),
         )
+    kept_bytes = parse_size(cache_size)
+    if cache is not None and model is not None:
+        raise ConfigError("--cache keeps what is sent, and --model has everything", "give one of them")
     checkpoint: tuple[ModelShape, ExpertStore] | None = None
     if model is not None:
         opened = open_checkpoint(model.expanduser())
@@ -87,12 +96,14 @@ def serve(
         return  # told to stop while it waited
     credentials, address = found
 
+    kept = ExpertCache(cache.expanduser(), kept_bytes) if cache is not None else None
     mlx_thread = MLXThread()
     service = WorkerService(
         credentials.identity.name,
         mlx_thread,
         budget,
         None if checkpoint is None else (checkpoint[0], checkpoint[1].read_expert),
+        kept,
     )
     server = WorkerServer(service, mlx_thread, credentials, address, lane_port)
     watched = None
@@ -117,6 +128,8 @@ def serve(
         server.close()
         if watched is not None:
             watched.close()
+        if kept is not None:
+            kept.close()
     for number in (signal.SIGTERM, signal.SIGINT):  # told twice: the interpreter's own end takes a moment
         signal.signal(number, signal.SIG_IGN)
     if checkpoint is not None:

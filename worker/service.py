@@ -33,6 +33,7 @@ from titan.proto.titan.v1 import worker_pb2 as pb
 from titan.proto.titan.v1 import worker_pb2_grpc as pb_grpc
 from titan.worker.agreement import agree_on_model, check_versions
 from titan.worker.assign import assign
+from titan.worker.cache import ExpertCache
 from titan.worker.engine import JOB_TIMEOUT_S, MLXThread
 from titan.worker.execution import Execution, limits_of
 from titan.worker.holdings import Holdings
@@ -40,6 +41,7 @@ from titan.worker.lane.listener import LaneListener
 from titan.worker.lane.tokens import LaneTokens, certificate_hash
 from titan.worker.requests import RequestQueue
 from titan.worker.sessions import Session, Sessions
+from titan.worker.sources import Sources
 
 log = get_logger("worker")
 
@@ -68,10 +70,16 @@ class WorkerService(pb_grpc.WorkerServicer):
         mlx: the thread that owns MLX.
         budget_bytes: M_n.
         checkpoint: shape and reader of the worker's own copy of the model, if it has one.
+        cache: keeps what was pushed, if it may.
     """
 
     def __init__(
-        self, name: str, mlx_thread: MLXThread, budget_bytes: int, checkpoint: tuple[ModelShape, Fill] | None = None
+        self,
+        name: str,
+        mlx_thread: MLXThread,
+        budget_bytes: int,
+        checkpoint: tuple[ModelShape, Fill] | None = None,
+        cache: ExpertCache | None = None,
     ) -> None:
         self.name = name
         self.worker_id = secrets.token_hex(8)
@@ -84,7 +92,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         self.draining = False
         self.started = time.monotonic()
         self.refusals = Tally("by", "reason")
-        self.installed = Tally("source")  # bytes
+        self.cache = cache
+        self.sources = Sources(checkpoint[1] if checkpoint is not None else None, cache)
         self._mlx = mlx_thread
         self._checkpoint = checkpoint
         self._holdings: Holdings | None = None
@@ -180,10 +189,7 @@ class WorkerService(pb_grpc.WorkerServicer):
                 raise WireError("the first message of Assign is not an assignment")
             session = self._session(first.assignment.session, context)
             others = [s for s in self.sessions.live() if s is not session and s.streams > 0]
-            fill = self._checkpoint[1] if self._checkpoint is not None else None
-            yield from assign(
-                self._current(), session, others, first.assignment, request_iterator, fill, self.installed
-            )
+            yield from assign(self._current(), session, others, first.assignment, request_iterator, self.sources)
         except TitanError as error:
             self.refuse(context, error)
 

@@ -190,12 +190,12 @@ def install(
     """
     name = connection.worker.name
     held: dict[int, frozenset[int]] = {}
-    needed: Queue[list[tuple[int, int]] | None] = Queue(1)
+    needed: Queue[list[tuple[int, int]] | None] = Queue()
     stream = connection.stub.Assign(_assign_messages(connection, residency, store, needed))
     messages: Queue[pb.AssignProgress | grpc.RpcError | None] = Queue()
     reader = Thread(target=_drain_stream, args=(stream, messages), name=f"titan-assign-{name}", daemon=True)
     reader.start()
-    installed = first = False
+    installed = False
     waited_since = time.monotonic()
     try:
         while True:
@@ -217,20 +217,19 @@ def install(
                 raise from_rpc_error(message, name, "Assign")
             if message is None:
                 break
-            if not first:
-                first = True
+            if message.needed:
                 needed.put([(entry.layer, e) for entry in message.needed for e in entry.experts])
             on_progress(Progress(message.experts_done, message.experts_total, message.bytes_done, message.bytes_total))
             if message.installed:
                 installed = True
+                needed.put(None)
                 held = {entry.layer: frozenset(entry.experts) for entry in message.held}
         if not installed:
             raise WorkerBadReply(f"worker {name} ended Assign before everything was installed")
         _check_held(name, residency, held)
     finally:
         stream.cancel()
-        if needed.empty():
-            needed.put(None)
+        needed.put(None)
         reader.join(timeout=5)
 
 
@@ -257,15 +256,15 @@ def _assign_messages(
         )
     )
     asked = {(layer, e) for layer, experts in residency.items() for e in experts}
-    for layer, expert in needed.get() or ():
-        if (layer, expert) not in asked:
-            return  # not ours to give; the worker's Assign then fails by itself
-        data = store.read_bytes(layer, expert)
-        for offset in range(0, len(data), PART_BYTES):
-            part = pb.ExpertPart(
-                layer=layer, expert=expert, offset=offset, data=bytes(data[offset : offset + PART_BYTES])
-            )
-            yield pb.AssignRequest(part=part)
+    for batch in iter(needed.get, None):
+        for layer, expert in batch:
+            if (layer, expert) not in asked:
+                return  # not ours to give, or given before; the worker's Assign then fails by itself
+            asked.remove((layer, expert))
+            data = store.read_bytes(layer, expert)
+            for offset in range(0, len(data), PART_BYTES):
+                piece = bytes(data[offset : offset + PART_BYTES])
+                yield pb.AssignRequest(part=pb.ExpertPart(layer=layer, expert=expert, offset=offset, data=piece))
 
 
 def _drain_stream(stream: Iterator[pb.AssignProgress], messages: Queue) -> None:
