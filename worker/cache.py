@@ -4,7 +4,7 @@
 
 Each file is a pack of one expert (`titan.common.pack.layout`). Together they are bounded in bytes, whatever model they
 are of; the least recently used go first. A file counts only if name, header, length and checksum agree: any other is
-removed, and the expert asked for again. A disk that is full or broken costs a warning. Knows neither sessions nor slots.
+removed, and the expert asked for again. A disk that is full or broken costs a warning. Knows no session and no slot.
 """
 
 from __future__ import annotations
