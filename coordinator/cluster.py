@@ -19,6 +19,7 @@ from mlx_lm.utils import load_tokenizer
 
 from titan.common.arrays import COMPUTE_DTYPES, compute_dtype
 from titan.common.config.hosts import HostsConfig
+from titan.common.cores import OneCore
 from titan.common.errors import PlanError, StoreError
 from titan.common.experts import ExpertLayer
 from titan.common.log import get_logger
@@ -153,6 +154,7 @@ class Cluster:
                 for worker in hosts.workers
             ]
         self.dispatcher: Dispatcher | None = None
+        self._one_core: OneCore | None = None
 
     def load(self) -> LoadedModel:
         """Everything from greeting to a model that answers. On the engine's thread.
@@ -232,6 +234,8 @@ class Cluster:
         self.layers.clear()
         self.model = None
         self.dispatcher = None
+        if self._one_core is not None:
+            self._one_core.release()
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -282,6 +286,7 @@ class Cluster:
         """mlx-lm's model without experts. On the thread that will own MLX."""
         self.report("loading attention, routers and embeddings")
         self.model = load_host_model(self.checkpoint, self.dtype)
+        self._one_core = OneCore()
         return self.model
 
     def make_plan(

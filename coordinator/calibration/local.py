@@ -19,6 +19,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.execution import SORT_AT_PAIRS, apply_rows
 from titan.common.experts import ExpertLayer
+from titan.common.platform import every_core
 from titan.common.registry import Checkpoint
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import ExpertStore
@@ -169,7 +170,7 @@ def _reads(checkpoint: Checkpoint, store: ExpertStore, scratch: ExpertLayer) -> 
     cold = measure(lambda: read(next(turn) % slots, cold=True), samples=9)
     best, best_s = 1, float("inf")
     for width in READERS:
-        with ThreadPoolExecutor(width) as pool:
+        with every_core(), ThreadPoolExecutor(width) as pool:
             took = measure(lambda pool=pool: list(pool.map(lambda e: read(e, cold=True), range(slots))), samples=5)
         if took.median_s < 0.9 * best_s:
             best, best_s = width, took.median_s
