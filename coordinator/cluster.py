@@ -30,19 +30,9 @@ from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.prefetch.uses import recall_uses, remember_uses
 from titan.common.registry import Checkpoint
 from titan.common.security.credentials import Credentials
-from titan.common.slots.buffers import LayerBuffers, slot_bytes
 from titan.common.store import ExpertStore, ReaderPool
 from titan.common.units import format_bytes
-from titan.coordinator.calibration.figures import (
-    figures_key,
-    home_figures,
-    keep_figures,
-    load_figures,
-    with_asking,
-    worker_figures,
-)
-from titan.coordinator.calibration.local import measure_local
-from titan.coordinator.calibration.remote import measure_remote, measure_together
+from titan.coordinator.calibration.cluster import Calibration
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS, LoadedModel
 from titan.coordinator.generation.prompt_cache import PromptCache, open_prompt_cache
 from titan.coordinator.host.budget import HostMemory, host_memory
@@ -53,7 +43,7 @@ from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.link import LinkStatus, WorkerLink
 from titan.placement import Plan, Problem, solve
 from titan.placement.cost import Costs
-from titan.placement.figures import Figures, WorkerFigures
+from titan.placement.figures import Figures
 
 log = get_logger("coordinator")
 
@@ -343,48 +333,20 @@ class Cluster:
         return found
 
     def measured_figures(self) -> Figures:
-        """Kept figures of this cluster, or new ones. The model must be loaded and not bound."""
-        shape = self.checkpoint.shape
-        addresses = {link.name: link.status.address for link in self.links if link.status.address}
-        key = figures_key(shape, self.dtype, addresses)
-        if not self.options.measure_again:
-            kept = load_figures(self.options.figures_folder, key)
-            if kept is not None:
-                return kept
+        """Kept figures of this cluster, or new ones. On the engine's thread; the model must be loaded and not bound."""
         assert self.model is not None
-        local = measure_local(self.checkpoint, self.store, self.model, self.dtype, self.report)
-        workers = self._measured_workers([link for link in self.links if link.name in addresses])
-        figures = Figures(key, home_figures(local, shape.top_k), workers)
-        keep_figures(self.options.figures_folder, figures)
-        return figures
-
-    def _measured_workers(self, links: Sequence[WorkerLink]) -> dict[str, WorkerFigures]:
-        """Each worker's line, measured over its session with a few experts of the first MoE layer."""
-        shape = self.checkpoint.shape
-        spec = shape.layers[0]
-        row_bytes = shape.hidden_size * COMPUTE_DTYPES[self.dtype][0].itemsize
-        empty = ExpertLayer(LayerBuffers(spec, shape.top_k, self.dtype), self.store.read_expert)
-        measured: list[tuple[WorkerLink, tuple[int, ...], WorkerFigures]] = []
-        for place, link in enumerate(links):
-            if (link.memory_budget_bytes or 0) < shape.top_k * slot_bytes(spec, self.dtype):
-                continue
-            self.report(f"calibrating: worker {link.name}")
-            experts = tuple(sorted((place * shape.top_k + i) % shape.num_experts for i in range(shape.top_k)))
-            link.assign({spec.index: experts})
-            self._wait_for(link)
-            remote = measure_remote(link, spec.index, experts, empty, shape, self.dtype)
-            if remote is None:
-                log.warning("worker could not be measured: the plan leaves it out", worker=link.name)
-                continue
-            measured.append((link, experts, worker_figures(link.status.address, remote, row_bytes)))
-        figures = {link.name: found for link, _, found in measured}
-        if len(measured) < 2:
-            return figures
-        share = max(1, shape.top_k // len(measured))
-        asked = [experts[:share] for _, experts, _ in measured]
-        links_asked = [link for link, _, _ in measured]
-        together = measure_together(links_asked, spec.index, asked, empty, shape, self.dtype)
-        return figures if together is None else with_asking(figures, share, together.median_s)
+        calibration = Calibration(
+            self.checkpoint,
+            self.store,
+            self._readers,
+            self.model,
+            self.dtype,
+            self.links,
+            self._wait_for,
+            self.options.figures_folder,
+            self.report,
+        )
+        return calibration.figures(again=self.options.measure_again)
 
     def check_plan(self, plan: Plan) -> None:
         if plan.fingerprint != self.checkpoint.shape.fingerprint:

@@ -28,6 +28,8 @@ def plan_report(plan: Plan) -> dict[str, object]:
             {
                 "name": node.name,
                 "address": node.address,
+                "address_why": node.address_why,
+                "power_w": node.power_w,
                 "memory_bytes": node.memory_bytes,
                 "used_bytes": plan.bytes_on(i),
                 "experts": sum(map(len, held)),
@@ -74,7 +76,8 @@ def show_plan(plan: Plan, console: Console) -> None:
     console.print(table)
     for node in plan.nodes:
         if node.address:
-            console.print(f"{node.name} is reached at {node.address}", soft_wrap=True)
+            why = f": {node.address_why}" if node.address_why else ""
+            console.print(f"{node.name} is reached at {node.address}{why}", soft_wrap=True)
     if plan.predicted is not None:
         console.print(_speeds(plan, plan.predicted))
         console.print(_split(plan, plan.predicted))

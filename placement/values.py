@@ -44,6 +44,7 @@ class Node:
         page_cache_s: the same out of the page cache (lambda_pc); None when not measured.
         readers: parallel readers that still help (w).
         address: host:port the figures hold for; None for node 0 and for machines one does not have yet.
+        address_why: in words, why that address and no other; None when there was no choice.
         power_w: package power under load (P_n); None where the system does not tell.
     """
 
@@ -58,6 +59,7 @@ class Node:
     readers: int = 1
     address: str | None = None
     power_w: float | None = None
+    address_why: str | None = None
 
     def check(self) -> None:
         """Raises PlanViolation: a figure is NaN, infinite, negative or of another type."""
@@ -70,7 +72,8 @@ class Node:
                 check_figure(value, f"{key} of node {self.name}")
         need(self.bandwidth_bytes_s is None or self.bandwidth_bytes_s > 0, f"bandwidth_bytes_s of {self.name} is 0")
         check_whole(self.readers, 1, 1024, f"readers of node {self.name}")
-        need(self.address is None or (isinstance(self.address, str) and len(self.address) <= 512), "a node's address")
+        for text in (self.address, self.address_why):
+            need(text is None or (isinstance(text, str) and len(text) <= 4096), "a node's address")
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ class Dispatcher:
     ) -> None:
         self.exchange = exchange or Exchange()
         self.costs = costs
+        self.hedging = True  # a measurement turns it off: it wants the worker's own time
         self._verify = verify
         self._random = random.Random()
         self.executed = Executed()
@@ -254,7 +255,7 @@ class Dispatcher:
         deadline_s = state.times.deadline_s(positions.size)
         slices = split_pairs(positions.size, self._hidden_size, self._itemsize)
         hedge_s = None
-        if len(slices) == 1:
+        if self.hedging and len(slices) == 1:
             hedge_s = state.times.hedge_s(positions.size, _local_s(local, experts[positions]), deadline_s)
         for part in slices:
             chosen = positions[part]
