@@ -56,6 +56,7 @@ def _prediction(p: Prediction) -> dict[str, object]:
         "compute_s": p.compute_s,
         "round_trip_s": p.round_trip_s,
         "stall_s": p.stall_s,
+        "energy_j": p.energy_j,
         "tokens_per_s": {str(rows): rate for rows, rate in p.tokens_per_s},
     }
 
@@ -81,6 +82,7 @@ def show_plan(plan: Plan, console: Console) -> None:
     if plan.predicted is not None:
         console.print(_speeds(plan, plan.predicted))
         console.print(_split(plan, plan.predicted))
+        console.print(_energy(plan), soft_wrap=True)
     if plan.gap is not None and plan.lower_bound_s is not None:
         console.print(
             f"No placement on these nodes has a step below {format_seconds(plan.lower_bound_s)}: "
@@ -108,6 +110,17 @@ def _split(plan: Plan, predicted: Prediction) -> Table:
         parts = (p.attention_s, p.sync_s, p.compute_s, p.round_trip_s, p.stall_s)
         table.add_row(name.replace("_", " "), *(format_seconds(x) for x in parts))
     return table
+
+
+def _energy(plan: Plan) -> str:
+    """Joules a token, or which nodes do not say what they take."""
+    assert plan.predicted is not None
+    if plan.predicted.energy_j is not None:
+        one = plan.baselines.get("one_node")
+        alone = f" ({one.energy_j:.2f} J on {plan.nodes[0].name} alone)" if one and one.energy_j is not None else ""
+        return f"Energy: {plan.predicted.energy_j:.2f} J a token while computing{alone}."
+    silent = ", ".join(node.name for node in plan.nodes if node.power_w is None)
+    return f"Energy: not measured ({silent} does not tell its power)."
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:

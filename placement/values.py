@@ -81,7 +81,8 @@ class Prediction:
     """Expected seconds of one decode step at batch 1, and how they split (equation 5).
 
     `round_trip_s` is what the round trips add to the step beyond computing; `tokens_per_s` holds
-    (rows in the batch, tokens a second over all rows).
+    (rows in the batch, tokens a second over all rows). `energy_j` is Phi of a step, None where a node's power is not
+    known.
     """
 
     step_s: float
@@ -91,8 +92,11 @@ class Prediction:
     round_trip_s: float
     stall_s: float
     tokens_per_s: tuple[tuple[int, float], ...] = ()
+    energy_j: float | None = None
 
     def check(self) -> None:
+        if self.energy_j is not None:
+            check_figure(self.energy_j, "predicted energy_j")
         for key in ("step_s", "attention_s", "sync_s", "compute_s", "round_trip_s", "stall_s"):
             check_figure(getattr(self, key), f"predicted {key}")
         for rows, rate in self.tokens_per_s:

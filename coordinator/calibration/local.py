@@ -17,7 +17,7 @@ import numpy as np
 
 from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.execution import SORT_AT_PAIRS, apply_rows
-from titan.common.experts import ExpertLayer
+from titan.common.experts import PARALLEL_READ_BYTES, ExpertLayer
 from titan.common.package_power import package_power_w
 from titan.common.platform import every_core
 from titan.common.registry import Checkpoint
@@ -223,6 +223,8 @@ def _reads(checkpoint: Checkpoint, store: ExpertStore, scratch: ExpertLayer) -> 
     cached = measure(lambda: read(next(turn) % slots, cold=False))
     cold = measure(lambda: read(next(turn) % slots, cold=True), samples=9)
     best, best_s = 1, float("inf")
+    if shape.layers[0].expert_bytes < PARALLEL_READ_BYTES:
+        return cached, cold, best  # decoding reads such small ones one after another
     for width in READERS:
         with every_core(), ThreadPoolExecutor(width) as pool:
             took = measure(lambda pool=pool: list(pool.map(lambda e: read(e, cold=True), range(slots))), samples=9)
