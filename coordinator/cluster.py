@@ -30,14 +30,17 @@ from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.prefetch.uses import recall_uses, remember_uses
 from titan.common.registry import Checkpoint
 from titan.common.security.credentials import Credentials
+from titan.common.security.own import OwnCertificate
 from titan.common.store import ExpertStore, ReaderPool
 from titan.common.units import format_bytes
 from titan.coordinator.calibration.cluster import Calibration
+from titan.coordinator.certificates import Certificates
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS, LoadedModel
 from titan.coordinator.generation.prompt_cache import PromptCache, open_prompt_cache
 from titan.coordinator.host.budget import HostMemory, host_memory
 from titan.coordinator.host.model import HostModel, build_local_layers, load_host_model, loose_experts
 from titan.coordinator.moe.dispatch import Dispatcher
+from titan.coordinator.moe.layer_times import LayerTimes
 from titan.coordinator.planning import log_plan, make_problem
 from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.link import LinkStatus, WorkerLink
@@ -127,13 +130,15 @@ class Cluster:
         self.store = ExpertStore(checkpoint)
         self._readers = ReaderPool(READERS)
         self.exchange = Exchange()
+        self.layer_times: LayerTimes | None = None
         instance_id = secrets.token_hex(8)
         self.links: list[WorkerLink] = []
         if credentials is not None:
+            certificates = Certificates(OwnCertificate(credentials))
             self.links = [
                 WorkerLink(
                     worker,
-                    credentials,
+                    certificates,
                     hosts.timeouts,
                     checkpoint.shape,
                     self.dtype,
@@ -191,6 +196,8 @@ class Cluster:
         self._recall()
         self._preload(self.plan)
         model.bind(self.layers, self.dispatcher)
+        self.layer_times = LayerTimes(self.dispatcher.executed, self.exchange)
+        model.time(self.layer_times)
         if self.options.trace is not None:
             model.record(self.options.trace, self.checkpoint.shape)
         tokenizer = load_tokenizer(self.checkpoint.path)

@@ -18,7 +18,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from titan.common.config.hosts import HostsConfig
-from titan.coordinator.bench.local import run
+from titan.coordinator.bench.alone import greedy_tokens
 from titan.coordinator.bench.placement import on_workers
 from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.demo.cluster import LoopbackCluster
@@ -92,17 +92,17 @@ def _measure(
         assert cluster.figures is not None
         problem = replace(problem, sync_s=cluster.figures.home.sync_s)  # and nothing is chosen
     cluster.wait_for_workers()
-    run(loaded, PROMPT, tokens, lookahead=False)
+    greedy_tokens(loaded, PROMPT, tokens)
     executed = cluster.dispatcher.executed
     before, everything = sum(executed.remote.values()), _pairs(cluster)
     seconds = []
     for _ in range(repeats):
         mx.synchronize()
         start = time.perf_counter()
-        run(loaded, PROMPT, 1, lookahead=False)
+        greedy_tokens(loaded, PROMPT, 1)
         prefill_s = time.perf_counter() - start
         start = time.perf_counter()
-        run(loaded, PROMPT, tokens + 1, lookahead=False)
+        greedy_tokens(loaded, PROMPT, tokens + 1)
         seconds.append((time.perf_counter() - start - prefill_s) / tokens)
     measured_s = statistics.median(seconds)
     predicted_s = expected_step_s(problem, plan)

@@ -19,8 +19,9 @@ from titan.common.registry import ModelShape
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
 from titan.coordinator.calibration.steps import DecodeSteps
 from titan.coordinator.calibration.timing import Measured, summarise
-from titan.coordinator.moe.dispatch import Dispatcher, Worker
+from titan.coordinator.moe.dispatch import Dispatcher
 from titan.coordinator.moe.hook import Executor
+from titan.coordinator.moe.workers import Worker
 from titan.coordinator.remote.exchange import Exchange, Outstanding
 from titan.coordinator.remote.reply_times import ReplyTimes
 
@@ -49,7 +50,6 @@ class Asking:
 
     def __init__(self, dispatcher: Dispatcher, layer: int, experts: Sequence[int]) -> None:
         self._dispatcher, self._layer = dispatcher, layer
-        dispatcher.hedging = False
         self._chosen = mx.array(np.array(experts, np.uint32))
 
     def execute(self, layer: int, x: mx.array, indices: mx.array) -> mx.array:  # noqa: ARG002
@@ -82,7 +82,7 @@ def measure_remote(
     session = worker.ready
     if session is None:
         return None
-    dispatcher = Dispatcher({layer: empty}, [worker], shape.hidden_size, dtype, Exchange())
+    dispatcher = Dispatcher({layer: empty}, [worker], shape.hidden_size, dtype, Exchange(), hedging=False)
     points = []
     for pairs in sorted({1, max(1, len(experts) // 2), len(experts)}):
         asking = Asking(dispatcher, layer, experts[:pairs])
@@ -112,7 +112,7 @@ def measure_together(
         experts: of all, each of them held by one.
         home: a table of that layer with node 0's share in it.
     """
-    dispatcher = Dispatcher({layer: home}, workers, shape.hidden_size, dtype, Exchange())
+    dispatcher = Dispatcher({layer: home}, workers, shape.hidden_size, dtype, Exchange(), hedging=False)
     taken = quickest(steps, Asking(dispatcher, layer, experts))
     return None if dispatcher.executed.fallbacks else a_layer(taken, without_s, steps.layers)
 

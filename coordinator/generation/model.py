@@ -15,6 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from titan.coordinator.generation.grammar import Grammars
 from titan.coordinator.generation.prompt_cache import PromptCache
+from titan.coordinator.generation.room import GROWTH_TOKENS
 from titan.coordinator.generation.vocabulary import Vocabulary
 
 __all__ = ["DEFAULT_PREFILL_STEP_TOKENS", "LoadedModel", "ServedModel"]
@@ -39,7 +40,7 @@ class LoadedModel:
         lookahead: asked at each step, whether to start the next one before the current token is read. It hides the
             host's work where a step runs wholly on the device; where every layer waits for its experts it brings
             nothing and costs a wasted step at the end of an answer.
-        kv_tokens: tokens that KV memory is planned for, all sequences together; None takes `context_tokens`.
+        kv_tokens: places that KV memory is planned for, all sequences together; None takes what one may need.
         prompt_cache: keeps the KV of prompts; None for not at all.
     """
 
@@ -58,7 +59,7 @@ class LoadedModel:
     @property
     def kv_budget_tokens(self) -> int:
         """Never less than one request may need."""
-        return max(self.kv_tokens or 0, self.context_tokens)
+        return max(self.kv_tokens or 0, self.context_tokens + GROWTH_TOKENS)
 
 
 @dataclass(frozen=True)

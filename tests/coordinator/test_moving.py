@@ -14,7 +14,7 @@ from fixtures.plans import Holder, all_local, all_ssd, make_plan
 from titan.common.config.hosts import HostsConfig
 from titan.common.registry import open_checkpoint
 from titan.common.slots import Forecast
-from titan.coordinator.bench.local import run
+from titan.coordinator.bench.alone import greedy_tokens
 from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.generation.model import LoadedModel
 from titan.coordinator.moving import begin_move, finish_move, move_layer
@@ -53,7 +53,7 @@ def move(cluster: Cluster, plan: Plan) -> None:
 def test_a_move_keeps_what_was_learned_and_read(started: tuple[Cluster, LoadedModel]) -> None:
     cluster, loaded = started
     assert cluster.dispatcher is not None
-    expected = run(loaded, PROMPT, 24, lookahead=False)
+    expected = greedy_tokens(loaded, PROMPT, 24)
     prefetcher, layer = cluster.dispatcher.prefetcher, cluster.layers[3]
     assert prefetcher is not None
     steps, lookups, held = prefetcher.steps, layer.table.counts.hits + layer.table.counts.misses, set(layer.table.slots)
@@ -75,18 +75,18 @@ def test_a_move_keeps_what_was_learned_and_read(started: tuple[Cluster, LoadedMo
     assert moved.table.policy.successors.steps[0] == learned
     assert moved.table.counts.hits + moved.table.counts.misses == lookups
     assert cluster.store.counts.experts - reads <= 32 + 7 * 4 - len(held & {0, 1, 2, 3}), "it was in memory"
-    assert run(loaded, PROMPT, 24, lookahead=False) == expected
+    assert greedy_tokens(loaded, PROMPT, 24) == expected
     assert prefetcher.steps > steps
     assert moved.table.policy.successors.steps[0] > learned
 
     move(cluster, plan_of(all_local, 0))
     assert loaded.lookahead()
     assert cluster.dispatcher.prefetcher is None
-    assert run(loaded, PROMPT, 24, lookahead=True) == expected
+    assert greedy_tokens(loaded, PROMPT, 24, lookahead=True) == expected
     move(cluster, plan_of(all_ssd, 8))
     assert not loaded.lookahead()
     assert cluster.dispatcher.prefetcher is not None
-    assert run(loaded, PROMPT, 24, lookahead=False) == expected
+    assert greedy_tokens(loaded, PROMPT, 24) == expected
 
 
 def test_the_next_start_reads_the_most_used_experts_first(started: tuple[Cluster, LoadedModel]) -> None:
@@ -95,7 +95,7 @@ def test_the_next_start_reads_the_most_used_experts_first(started: tuple[Cluster
         assert set(layer.table.slots) == set(range(8))
         assert layer.table.counts.installed == 8
         assert layer.table.counts.stall_s == 0
-    run(loaded, PROMPT, 40, lookahead=False)
+    greedy_tokens(loaded, PROMPT, 40)
     uses = {index: dict(layer.table.uses) for index, layer in cluster.layers.items()}
     loaded.close()
 
