@@ -41,6 +41,7 @@ from titan.coordinator.host.budget import HostMemory, host_memory
 from titan.coordinator.host.model import HostModel, build_local_layers, load_host_model, loose_experts
 from titan.coordinator.moe.dispatch import Dispatcher
 from titan.coordinator.moe.layer_times import LayerTimes
+from titan.coordinator.moe.routing_counts import RoutingCounts
 from titan.coordinator.planning import log_plan, make_problem
 from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.link import LinkStatus, WorkerLink
@@ -113,6 +114,7 @@ class Cluster:
         self.options = options
         self.plan: Plan | None = None
         self.figures: Figures | None = None
+        self.frequencies: tuple[tuple[float, ...], ...] | None = None  # of routing, that the plan was made for
         self.model: HostModel | None = None
         self.layers: dict[int, ExpertLayer] = {}
         self.prompt_cache: PromptCache | None = None
@@ -193,6 +195,7 @@ class Cluster:
             self.hosts.verify,
         )
         self.dispatcher.prefetcher = self.make_prefetcher(model)
+        self.dispatcher.routing = RoutingCounts([spec.index for spec in shape.layers], shape.num_experts)
         self._recall()
         self._preload(self.plan)
         model.bind(self.layers, self.dispatcher)
@@ -294,7 +297,7 @@ class Cluster:
         On the engine's thread, with the host model loaded and not bound.
         """
         figures = self.measured_figures() if self.options.measure else None
-        self.figures = figures
+        self.figures, self.frequencies = figures, frequencies
         self.report("planning")
         return self.solve(self.problem(figures, frequencies), time_limit_s)
 

@@ -17,6 +17,7 @@ from titan.common.experts import ExpertLayer
 from titan.common.prefetch.prefetcher import Prefetcher
 from titan.coordinator.moe.account import Executed
 from titan.coordinator.moe.choice import Owners, choose_owners
+from titan.coordinator.moe.routing_counts import RoutingCounts
 from titan.coordinator.moe.split import Site, SplitLayer, count_local
 from titan.coordinator.moe.workers import Worker
 from titan.coordinator.remote.exchange import Exchange, Failed
@@ -54,6 +55,7 @@ class Dispatcher:
         self.costs = costs
         self.executed = Executed()
         self.prefetcher: Prefetcher | None = None
+        self.routing: RoutingCounts | None = None
         self._layers = layers
         self._workers = workers
         itemsize = COMPUTE_DTYPES[dtype][0].itemsize
@@ -67,6 +69,8 @@ class Dispatcher:
         prefetcher = self.prefetcher
         self._synchronise(x2, index2, () if prefetcher is None else prefetcher.lookout(layer, x2))
         experts = np.array(index2)
+        if self.routing is not None:
+            self.routing.saw(layer, experts)
         if self.exchange.overdue:
             self._set_aside(self.exchange.settle_overdue())
         owners = self._owners(layer, local, experts)
