@@ -80,8 +80,8 @@ def show_plan(plan: Plan, console: Console) -> None:
         console.print(_split(plan, plan.predicted))
     if plan.gap is not None and plan.lower_bound_s is not None:
         console.print(
-            f"With independent rows, no placement on these nodes has a step below {format_seconds(plan.lower_bound_s)}: "
-            f"this plan is within {plan.gap:.1%} of the best.",
+            f"No placement on these nodes has a step below {format_seconds(plan.lower_bound_s)} "
+            f"(rows independent): this plan is within {plan.gap:.1%} of the best.",
             soft_wrap=True,
         )
     for sentence in plan.advice:
