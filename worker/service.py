@@ -22,6 +22,7 @@ from titan.common.execution import SORT_AT_PAIRS
 from titan.common.experts import Fill
 from titan.common.log import get_logger
 from titan.common.metrics import Tally
+from titan.common.package_power import package_power_w
 from titan.common.platform import process_memory_bytes
 from titan.common.registry.shape import ModelShape
 from titan.common.security.identity import Identity, Role, require_role
@@ -243,7 +244,12 @@ class WorkerService(pb_grpc.WorkerServicer):
             deadline_s=JOB_TIMEOUT_S,
         )
         times = [self.execution.run(call, session).compute_us for _ in range(repeats)]
-        return pb.ProbeReply(compute_us=times)
+        reply = pb.ProbeReply(compute_us=times)
+        if request.power:
+            power_w = package_power_w(lambda: self.execution.run(call, session))
+            if power_w is not None:
+                reply.power_w = power_w
+        return reply
 
     @_answers
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: ARG002

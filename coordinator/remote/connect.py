@@ -37,6 +37,9 @@ from titan.proto.titan.v1.worker_pb2_grpc import WorkerStub
 
 Residency = Mapping[int, Sequence[int]]  # layer -> experts
 
+POWER_S = 10.0  # measuring power takes about one second, and up to five where a tool is asked
+MAX_POWER_W = 1e5
+
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -290,6 +293,19 @@ def probe_pair_s(connection: Connection, layer: int, top_k: int, timeout_s: floa
     return times[len(times) // 2] / 1e6 / top_k
 
 
+def probe_power_w(connection: Connection, layer: int, top_k: int, timeout_s: float) -> float | None:
+    """Package power of this worker while it computes (P_n), in watts; None where its system does not tell."""
+    request = pb.ProbeRequest(
+        session=connection.hello.session, layer=layer, rows=1, pairs_a_row=top_k, repeats=1, power=True
+    )
+    try:
+        reply = connection.stub.Probe(request, timeout=timeout_s + POWER_S)
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, connection.worker.name, "Probe") from error
+    known = reply.HasField("power_w") and 0 <= reply.power_w <= MAX_POWER_W  # not NaN either
+    return reply.power_w if known else None
+
+
 def from_rpc_error(error: grpc.RpcError, worker: str, call: str) -> TitanError:
     """The named error behind a gRPC failure; the worker's own sentence where it sent one."""
     if not isinstance(error, grpc.Call):
@@ -310,4 +326,13 @@ def from_rpc_error(error: grpc.RpcError, worker: str, call: str) -> TitanError:
     return WorkerLost(f"{call} to worker {worker} failed ({name}: {detail})")
 
 
-__all__ = ["Connection", "Progress", "Residency", "from_rpc_error", "greet", "install", "probe_pair_s"]
+__all__ = [
+    "Connection",
+    "Progress",
+    "Residency",
+    "from_rpc_error",
+    "greet",
+    "install",
+    "probe_pair_s",
+    "probe_power_w",
+]
