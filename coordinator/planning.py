@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.config.hosts import HostsConfig
 from titan.common.log import get_logger
 from titan.common.registry import ModelShape
@@ -53,10 +54,16 @@ def make_problem(
             ssd_s=home.ssd_s if home else 0.0,
             page_cache_s=home.page_cache_s if home else None,
             readers=home.readers if home else 1,
+            power_w=home.power_w if home else None,
         )
     ]
+    row_bytes = shape.hidden_size * COMPUTE_DTYPES[dtype][0].itemsize
     for worker in hosts.workers:
-        measured = figures.workers.get(worker.name) if figures is not None else None
+        address = addresses.get(worker.name, "")
+        measured, why = None, None
+        if figures is not None:
+            measured = figures.at(worker.name, address) or figures.workers.get(worker.name)
+            why = figures.why_address(worker.name, address, max(1, shape.top_k // 2), row_bytes)
         usable = worker_bytes.get(worker.name, 0) if figures is None or measured is not None else 0
         usable = max(0, usable - (caches or {}).get(worker.name, 0) * sum(expert_bytes))
         nodes.append(
@@ -66,7 +73,9 @@ def make_problem(
                 compute_s=measured.compute_s if measured else 0.0,
                 round_trip_s=measured.round_trip_s if measured else 0.0,
                 bandwidth_bytes_s=measured.bandwidth_bytes_s if measured else None,
-                address=addresses.get(worker.name) or None,
+                address=address or None,
+                address_why=why,
+                power_w=measured.power_w if measured else None,
             )
         )
     return Problem(
@@ -77,7 +86,8 @@ def make_problem(
         top_k=shape.top_k,
         attention_s=(home.attention_s if home else 0.0,) * len(shape.layers),
         nodes=tuple(nodes),
-        sync_s=home.sync_s if home else 0.0,
+        activation_bytes=row_bytes,
+        sync_s=home.sync_s + home.choice_s if home else 0.0,
         frequencies=frequencies,
     )
 

@@ -46,7 +46,8 @@ class Plan:
             checkpoint may have cache slots.
         predicted: None when nothing was predicted.
         baselines: the same prediction for naive placements, by name.
-        lower_bound_s: no placement on these nodes has a smaller expected step under the routing model.
+        lower_bound_s: no placement on these nodes has a smaller expected step, of one row or more, when rows are drawn
+            by the routing model independently of the rows before.
         gap: step_s / lower_bound_s - 1.
         advice: sentences for people.
     """

@@ -20,6 +20,7 @@ from titan.common.registry import open_checkpoint
 from titan.common.slots import POLICIES
 from titan.common.store import CacheMode, ExpertStore, ReaderPool
 from titan.common.units import format_bytes, parse_size
+from titan.worker.cache import DEFAULT_BYTES, ExpertCache
 from titan.worker.engine import MLXThread
 from titan.worker.enroll import credentials_or_enrolment
 from titan.worker.metrics import serve_metrics
@@ -47,6 +48,10 @@ def serve(
             help="Show a one-time code and wait for `titan enroll`; by default when --certs holds no certificate.",
         ),
     ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder for experts that were sent here, so that a restart needs no network.")
+    ] = None,
+    cache_size: Annotated[str, typer.Option(help="Most bytes of them, of all models.")] = format_bytes(DEFAULT_BYTES),
     lane_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the lanes; 0 takes a free one.")] = 0,
     memory: Annotated[str | None, typer.Option(help="Most bytes of experts to hold, e.g. 8GiB.")] = None,
     policy: Annotated[
@@ -82,6 +87,9 @@ def serve(
         )
     if policy not in POLICIES:
         raise ConfigError(f"there is no eviction policy {policy!r}", f"Use one of {', '.join(POLICIES)}")
+    kept_bytes = parse_size(cache_size)
+    if cache is not None and model is not None:
+        raise ConfigError("--cache keeps what is sent, and --model has everything", "give one of them")
     own: OwnCopy | None = None
     if model is not None:
         opened = open_checkpoint(model.expanduser())
@@ -98,8 +106,9 @@ def serve(
         return  # told to stop while it waited
     credentials, address = found
 
+    kept = ExpertCache(cache.expanduser(), kept_bytes) if cache is not None else None
     mlx_thread = MLXThread()
-    service = WorkerService(credentials.identity.name, mlx_thread, budget, own)
+    service = WorkerService(credentials.identity.name, mlx_thread, budget, own, kept)
     server = WorkerServer(service, mlx_thread, credentials, address, lane_port)
     watched = None
     try:
@@ -123,6 +132,8 @@ def serve(
         server.close()
         if watched is not None:
             watched.close()
+        if kept is not None:
+            kept.close()
     for number in (signal.SIGTERM, signal.SIGINT):  # told twice: the interpreter's own end takes a moment
         signal.signal(number, signal.SIG_IGN)
     if own is not None:

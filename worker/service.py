@@ -21,6 +21,7 @@ from titan.common.errors import TitanError, WireError, WorkerDraining, WorkerRef
 from titan.common.execution import SORT_AT_PAIRS
 from titan.common.log import get_logger
 from titan.common.metrics import Tally
+from titan.common.package_power import package_power_w
 from titan.common.platform import process_memory_bytes
 from titan.common.registry.shape import ModelShape
 from titan.common.security.identity import Identity, Role, require_role
@@ -32,6 +33,7 @@ from titan.proto.titan.v1 import worker_pb2 as pb
 from titan.proto.titan.v1 import worker_pb2_grpc as pb_grpc
 from titan.worker.agreement import agree_on_model, check_versions
 from titan.worker.assign import assign
+from titan.worker.cache import ExpertCache
 from titan.worker.engine import JOB_TIMEOUT_S, MLXThread
 from titan.worker.execution import Execution, limits_of
 from titan.worker.holdings import Holdings
@@ -40,6 +42,7 @@ from titan.worker.lane.tokens import LaneTokens, certificate_hash
 from titan.worker.own_copy import OwnCopy
 from titan.worker.requests import RequestQueue
 from titan.worker.sessions import Session, Sessions
+from titan.worker.sources import Sources
 
 log = get_logger("worker")
 
@@ -68,9 +71,17 @@ class WorkerService(pb_grpc.WorkerServicer):
         mlx: the thread that owns MLX.
         budget_bytes: M_n.
         own: the worker's own copy of the model, if it has one.
+        cache: keeps what was pushed, if it may.
     """
 
-    def __init__(self, name: str, mlx_thread: MLXThread, budget_bytes: int, own: OwnCopy | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        mlx_thread: MLXThread,
+        budget_bytes: int,
+        own: OwnCopy | None = None,
+        cache: ExpertCache | None = None,
+    ) -> None:
         self.name = name
         self.worker_id = secrets.token_hex(8)
         self.budget_bytes = budget_bytes
@@ -82,7 +93,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         self.draining = False
         self.started = time.monotonic()
         self.refusals = Tally("by", "reason")
-        self.installed = Tally("source")  # bytes
+        self.cache = cache
+        self.sources = Sources(own.store.read_expert if own is not None else None, cache)
         self._mlx = mlx_thread
         self._own = own
         self._holdings: Holdings | None = None
@@ -178,10 +190,7 @@ class WorkerService(pb_grpc.WorkerServicer):
                 raise WireError("the first message of Assign is not an assignment")
             session = self._session(first.assignment.session, context)
             others = [s for s in self.sessions.live() if s is not session and s.streams > 0]
-            fill = self._own.store.read_expert if self._own is not None else None
-            yield from assign(
-                self._current(), session, others, first.assignment, request_iterator, fill, self.installed
-            )
+            yield from assign(self._current(), session, others, first.assignment, request_iterator, self.sources)
         except TitanError as error:
             self.refuse(context, error)
 
@@ -242,7 +251,12 @@ class WorkerService(pb_grpc.WorkerServicer):
             deadline_s=JOB_TIMEOUT_S,
         )
         times = [self.execution.run(call, session).compute_us for _ in range(repeats)]
-        return pb.ProbeReply(compute_us=times)
+        reply = pb.ProbeReply(compute_us=times)
+        if request.power:
+            power_w = package_power_w(lambda: self.execution.run(call, session))
+            if power_w is not None:
+                reply.power_w = power_w
+        return reply
 
     @_answers
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: ARG002

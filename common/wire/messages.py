@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 32 << 20  # a peer's message beyond this is refused before it is parsed
 SPLIT_BYTES = 8 << 20  # a coordinator splits a layer's request so that neither direction is larger
 PART_BYTES = 1 << 20  # an expert is pushed in parts of this size

@@ -24,7 +24,15 @@ from titan.coordinator.certificates import Certificates
 from titan.coordinator.moe.workers import ReadyWorker
 from titan.coordinator.remote.breaker import Breaker
 from titan.coordinator.remote.choose import faster, probing_call
-from titan.coordinator.remote.connect import Connection, Progress, from_rpc_error, greet, install, probe_pair_s
+from titan.coordinator.remote.connect import (
+    Connection,
+    Progress,
+    from_rpc_error,
+    greet,
+    install,
+    probe_pair_s,
+    probe_power_w,
+)
 from titan.coordinator.remote.grpc_transport import GrpcTransport
 from titan.coordinator.remote.lane_transport import open_lane
 from titan.coordinator.remote.renew import due, reopen, retire
@@ -76,10 +84,12 @@ class WorkerLink:
         self.memory_budget_bytes: int | None = None
         self.has_checkpoint: bool | None = None
         self.last_status: pb.StatusReply | None = None
+        self.power_w: float | None = None
         self.times_set_aside = 0
         self._worker, self._certificates, self._timeouts = worker, certificates, timeouts
         self._shape, self._dtype, self._instance_id = shape, dtype, instance_id
         self._store, self._mode = store, transport
+        self._reconnect = self._power_asked = False
         self._share: Share | None = None
         self._installed: Share | None = None
         self._status = LinkStatus(worker.name, "connecting")
@@ -115,6 +125,25 @@ class WorkerLink:
         with self._changed:
             held = {layer: tuple(experts) for layer, experts in pinned.items() if experts}
             self._share = Share(held, dict(caches or {}))
+            self._changed.notify_all()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """In the order in which they are tried."""
+        return tuple(self._worker.addresses)
+
+    def prefer(self, address: str) -> None:
+        """Try this address first from now on; the others stay to fall back on.
+
+        A session over another one is given up and opened anew. Not while layers are being executed.
+        """
+        with self._changed:
+            others = [other for other in self._worker.addresses if other != address]
+            self._worker = self._worker.model_copy(update={"addresses": (address, *others)})
+            if self._status.state in ("greeted", "installing", "ready") and self._status.address != address:
+                self._reconnect = True
+                self.ready = None
+                self._status = LinkStatus(self.name, "connecting")
             self._changed.notify_all()
 
     @property
@@ -180,6 +209,7 @@ class WorkerLink:
 
     def _serve_once(self) -> None:
         """Connect, install, serve until the session is lost. Returns or raises a TitanError."""
+        self._reconnect = False
         self._set_status("connecting")
         self._certificates.look_at_own()
         connection = greet(
@@ -198,16 +228,19 @@ class WorkerLink:
             self.has_checkpoint = connection.hello.has_checkpoint
             self._set_status("greeted", address=connection.address, epoch=connection.hello.session.epoch)
             with self._changed:
-                self._changed.wait_for(lambda: self._stop or self._share is not None)
+                self._changed.wait_for(lambda: self._stop or self._reconnect or self._share is not None)
                 share = self._share
-            if self._stop or share is None:
+            if self._stop or self._reconnect or share is None:
                 return
             self._take(connection, share)
             if not share:
                 self._installed = share
                 self._set_status("ready", reason="the plan gives it nothing", address=connection.address)
             else:
-                pair_s = probe_pair_s(connection, share.example[0], self._shape.top_k, self._timeouts.probe)
+                probed = (connection, share.example[0], self._shape.top_k, self._timeouts.probe)
+                pair_s = probe_pair_s(*probed)
+                if not self._power_asked:
+                    self._power_asked, self.power_w = True, probe_power_w(*probed)
                 if not transports or self._mode == "auto":
                     transports.append(GrpcTransport(connection.stub, connection.hello.session, self.name, self._dtype))
                 call = probing_call(self._shape, self._dtype, share, self._timeouts.probe)
@@ -313,7 +346,10 @@ class WorkerLink:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._stop or self._lost is not None or self._share is not self._installed, HEARTBEAT_S
+                    lambda: (
+                        self._stop or self._reconnect or self._lost is not None or self._share is not self._installed
+                    ),
+                    HEARTBEAT_S,
                 )
                 error, self._lost = self._lost, None
                 moved = self._share is not self._installed
@@ -321,7 +357,7 @@ class WorkerLink:
                     self._changed.wait_for(lambda: self._stop, self._timeouts.execute)
             if error is not None:
                 raise error
-            if self._stop:
+            if self._stop or self._reconnect:
                 return None
             if moved and self.ready is None:
                 return None  # it held nothing until now: a session of its own begins

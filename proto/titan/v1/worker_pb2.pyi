@@ -199,24 +199,28 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
-    __slots__ = ("session", "layer", "rows", "pairs_a_row", "repeats")
+    __slots__ = ("session", "layer", "rows", "pairs_a_row", "repeats", "power")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     PAIRS_A_ROW_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
     session: Session
     layer: int
     rows: int
     pairs_a_row: int
     repeats: int
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., layer: _Optional[int] = ..., rows: _Optional[int] = ..., pairs_a_row: _Optional[int] = ..., repeats: _Optional[int] = ...) -> None: ...
+    power: bool
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., layer: _Optional[int] = ..., rows: _Optional[int] = ..., pairs_a_row: _Optional[int] = ..., repeats: _Optional[int] = ..., power: _Optional[bool] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("compute_us",)
+    __slots__ = ("compute_us", "power_w")
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
     compute_us: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, compute_us: _Optional[_Iterable[int]] = ...) -> None: ...
+    power_w: float
+    def __init__(self, compute_us: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
