@@ -30,6 +30,8 @@ def make_problem(
     addresses: Mapping[str, str],
     figures: Figures | None,
     frequencies: tuple[tuple[float, ...], ...] | None = None,
+    *,
+    cached: bool = False,
 ) -> Problem:
     """The placement problem of this cluster.
 
@@ -39,6 +41,7 @@ def make_problem(
         addresses: host:port that each worker was reached at.
         figures: measured; None leaves memory as the only figure. A worker without figures is left out.
         frequencies: how often a row selects each expert, per MoE layer, if a trace says so.
+        cached: what is read lies in the page cache after its first reading: lambda is that of the cache.
     """
     home = figures.home if figures is not None else None
     nodes = [
@@ -47,7 +50,7 @@ def make_problem(
             home_bytes,
             compute_s=home.compute_s if home else 0.0,
             compute_fixed_s=home.compute_fixed_s if home else 0.0,
-            ssd_s=home.ssd_s if home else 0.0,
+            ssd_s=0.0 if home is None else home.page_cache_s if cached else home.ssd_s,
             page_cache_s=home.page_cache_s if home else None,
             readers=home.readers if home else 1,
             power_w=home.power_w if home else None,
