@@ -42,9 +42,11 @@ from titan.coordinator.host.model import HostModel, build_local_layers, load_hos
 from titan.coordinator.moe.dispatch import Dispatcher
 from titan.coordinator.moe.layer_times import LayerTimes
 from titan.coordinator.moe.routing_counts import RoutingCounts
-from titan.coordinator.planning import log_plan, make_problem
+from titan.coordinator.planning import log_plan, make_problem, with_caches
 from titan.coordinator.remote.exchange import Exchange
+from titan.coordinator.remote.hints import HintSender
 from titan.coordinator.remote.link import LinkStatus, WorkerLink
+from titan.coordinator.remote.share import Cache
 from titan.placement import Plan, Problem, solve
 from titan.placement.cost import Costs
 from titan.placement.figures import Figures
@@ -314,6 +316,7 @@ class Cluster:
             {link.name: link.status.address for link in self.links},
             figures,
             frequencies,
+            self._worker_caches(),
             cached=self.reads_cached,
         )
 
@@ -327,7 +330,21 @@ class Cluster:
         """Search when there are figures, else by memory alone."""
         measured = any(node.compute_s for node in problem.nodes)
         method = "search" if measured else "proportional"
-        return solve(problem, method=method, time_limit_s=time_limit_s or self.options.solve_s)
+        plan = solve(problem, method=method, time_limit_s=time_limit_s or self.options.solve_s)
+        return with_caches(plan, self._worker_caches(), self.worker_memory())
+
+    def _worker_caches(self) -> dict[str, int]:
+        """Cache slots a layer that hosts.yaml gives to workers that are there with a copy of the checkpoint."""
+        found = {}
+        for worker, link in zip(self.hosts.workers, self.links, strict=True):
+            if worker.cache_slots and link.has_checkpoint:
+                found[worker.name] = worker.cache_slots
+            elif worker.cache_slots and link.has_checkpoint is False:
+                log.warning(
+                    "hosts.yaml gives a worker cache slots, and it has no copy of the checkpoint to read from",
+                    worker=worker.name,
+                )
+        return found
 
     def worker_memory(self) -> dict[str, int]:
         """M_n by worker: what it offered in Hello or hosts.yaml states; 0 for one that is unknown."""
@@ -387,6 +404,7 @@ class Cluster:
             self.checkpoint.shape.num_experts,
             READERS,
             dict(enumerate(model.routers)),
+            remote=HintSender(self.links) if self.links else None,
         )
 
     def costs(self, plan: Plan) -> Costs | None:
@@ -397,8 +415,14 @@ class Cluster:
 
     def assign(self, plan: Plan) -> None:
         for position, link in enumerate(self.links, start=1):
-            held = plan.held_by(position)
-            link.assign({layer: held[i] for i, layer in enumerate(plan.layers) if held[i]})
+            held, served = plan.held_by(position), plan.served_by(position)
+            pinned = {layer: held[i] for i, layer in enumerate(plan.layers) if held[i]}
+            caches = {
+                layer: Cache(plan.cache_slots(i, position), served[i])
+                for i, layer in enumerate(plan.layers)
+                if served[i]
+            }
+            link.assign(pinned, caches)
 
     def wait_for_workers(self) -> None:
         for link in self.links:

@@ -97,7 +97,7 @@ class Dispatcher:
         self, layer: int, local: ExpertLayer, experts: np.ndarray, without: Collection[Transport] = ()
     ) -> Owners:
         """Who executes those experts [N, K] that are not to be executed here; nobody of `without`."""
-        ready = [(node, r) for node, w in enumerate(self._workers, 1) if (r := w.ready) is not None and layer in r.held]
+        ready = [(node, r) for node, w in enumerate(self._workers, 1) if (r := w.ready) is not None and r.has(layer)]
         if self.exchange.overdue:  # one that owes an answer gets no further call
             ready = [(node, r) for node, r in ready if not self.exchange.owes(r.transport)]
         if without:

@@ -156,6 +156,7 @@ class SplitLayer:
         if self._site.verify and self._site.draw() < self._site.verify:
             executed.verified += 1
             self._verify(outstanding, result)
+        outstanding.times.record_load(self._layer, outstanding.call.pair_experts, result.load_us / 1e6)
         self._outputs.add_answer(positions, result.outputs)
         executed.remote[outstanding.worker] = executed.remote.get(outstanding.worker, 0) + positions.size
 
