@@ -54,6 +54,7 @@ from titan.placement.figures import Figures
 log = get_logger("coordinator")
 
 READERS = 4
+PAGE_CACHE_SHARE = 0.8  # of the memory that experts leave: other files want some of it
 CACHE_LIMIT_BYTES = 128 << 20  # what MLX may keep of freed temporaries
 
 
@@ -123,10 +124,11 @@ class Cluster:
         self.report = report
         floats = {t.dtype for t in checkpoint.non_expert_tensors if t.dtype in ("F32", "F16", "BF16")}
         self.dtype = compute_dtype(floats)
+        self._memory_bytes = memory_budget_bytes()
         self.memory: HostMemory = host_memory(
             checkpoint,
             self.dtype,
-            available_bytes=memory_budget_bytes(),
+            available_bytes=self._memory_bytes,
             experts_bytes=hosts.coordinator.memory,
             context=options.context,
             prompt_cache_bytes=options.prompt_cache_bytes,
@@ -315,7 +317,14 @@ class Cluster:
             figures,
             frequencies,
             self._worker_caches(),
+            cached=self.reads_cached,
         )
+
+    @property
+    def reads_cached(self) -> bool:
+        """Whether all experts fit in the memory that is left for the page cache."""
+        left = self._memory_bytes - self.memory.experts_bytes
+        return self.checkpoint.shape.expert_bytes_total <= PAGE_CACHE_SHARE * left
 
     def solve(self, problem: Problem, time_limit_s: float | None = None) -> Plan:
         """Search when there are figures, else by memory alone."""

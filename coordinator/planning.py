@@ -32,6 +32,8 @@ def make_problem(
     figures: Figures | None,
     frequencies: tuple[tuple[float, ...], ...] | None = None,
     caches: Mapping[str, int] | None = None,
+    *,
+    cached: bool = False,
 ) -> Problem:
     """The placement problem of this cluster.
 
@@ -42,6 +44,7 @@ def make_problem(
         figures: measured; None leaves memory as the only figure. A worker without figures is left out.
         frequencies: how often a row selects each expert, per MoE layer, if a trace says so.
         caches: cache slots a layer by worker: their memory is not for experts that stay (see `with_caches`).
+        cached: what is read lies in the page cache after its first reading: lambda is that of the cache.
     """
     expert_bytes = tuple(slot_bytes(spec, dtype) for spec in shape.layers)
     home = figures.home if figures is not None else None
@@ -51,7 +54,7 @@ def make_problem(
             home_bytes,
             compute_s=home.compute_s if home else 0.0,
             compute_fixed_s=home.compute_fixed_s if home else 0.0,
-            ssd_s=home.ssd_s if home else 0.0,
+            ssd_s=0.0 if home is None else home.page_cache_s if cached else home.ssd_s,
             page_cache_s=home.page_cache_s if home else None,
             readers=home.readers if home else 1,
             power_w=home.power_w if home else None,

@@ -119,7 +119,7 @@ def _energy(plan: Plan) -> str:
         alone = f" ({one.energy_j:.2f} J on {plan.nodes[0].name} alone)" if one and one.energy_j is not None else ""
         return f"Energy: {plan.predicted.energy_j:.2f} J a token while computing{alone}."
     silent = ", ".join(node.name for node in plan.nodes if node.power_w is None)
-    return f"Energy: not measured ({silent} does not tell its power)."
+    return f"Energy: not measured (no power is known of {silent})."
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
