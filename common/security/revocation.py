@@ -140,8 +140,7 @@ class Revocations:
     def offer(self, pem: bytes, bearer: str) -> bool:
         """Take a list that somebody brought; True when it is newer than what was known, and now in force.
 
-        It is in force even when the folder cannot be written: a full disk must not let in who was shut out. `problem`
-        says then that it is not kept; whoever brings it after a restart brings it again.
+        It is kept on disk too. Where that is not possible it counts until the end of the process; `problem` says so.
 
         Raises:
             CertificateInvalid: not a list of this cluster's authority.
@@ -150,13 +149,12 @@ class Revocations:
         with self._lock:
             if offered.number <= self.current.number:
                 return False
-            self.current = offered
-            self.problem = ""
+            self.current, self.problem = offered, ""
             try:
                 write_together([NewFile(self.path, offered.pem, PUBLIC)])
-                self._seen = self._stamp()
             except SecurityError as error:
-                self.problem = f"list {offered.number} is in force, but not kept: {error}"
+                self.problem = f"list no. {offered.number} counts until this process ends: {error}"
+            self._seen = self._stamp()
             return True
 
     def _stamp(self) -> tuple[int, int, int] | None:
