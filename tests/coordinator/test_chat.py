@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import select
+import subprocess
 import sys
 import threading
 import time
@@ -30,11 +31,21 @@ class Terminal:
 
     def __init__(self, url: str, home: Path) -> None:
         arguments = ["titan", "chat", "--url", url, "--temperature", "0", "--max-tokens", "24"]
-        program = "import sys; sys.argv = sys.argv[1:]; from titan.cli import main; main()"
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            environment = os.environ | {"HOME": str(home), "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
-            os.execvpe(sys.executable, [sys.executable, "-c", program, *arguments], environment)
+        program = (
+            "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); sys.argv = sys.argv[1:]\n"
+            "from titan.cli import main; main()"
+        )
+        environment = os.environ | {"HOME": str(home), "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+        self._fd, theirs = pty.openpty()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program, *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(theirs)
         self.shown = ""
 
     def type(self, text: str) -> None:
@@ -55,13 +66,13 @@ class Terminal:
         """Ctrl-D, and the exit status."""
         self.type("\x04")
         deadline_s = time.monotonic() + DEADLINE_S
-        while (done := os.waitpid(self.pid, os.WNOHANG))[0] == 0:
+        while self._process.poll() is None:
             assert time.monotonic() < deadline_s, "the program does not end"
             if select.select([self._fd], [], [], 0.02)[0]:
                 with contextlib.suppress(OSError):  # the other end is closed
                     os.read(self._fd, 1 << 16)
         os.close(self._fd)
-        return os.waitstatus_to_exitcode(done[1])
+        return self._process.returncode
 
 
 def test_a_person_talks_stops_an_answer_and_survives_the_server(tmp_path: Path) -> None:
