@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +9,7 @@ from rich.table import Table
 
 from titan.common.errors import ConfigError
 from titan.common.units import format_bytes, format_seconds
+from titan.common.whole_file import whole_file
 from titan.placement.plan import Plan
 from titan.placement.values import Prediction
 
@@ -28,6 +27,8 @@ def plan_report(plan: Plan) -> dict[str, object]:
             {
                 "name": node.name,
                 "address": node.address,
+                "address_why": node.address_why,
+                "power_w": node.power_w,
                 "memory_bytes": node.memory_bytes,
                 "used_bytes": plan.bytes_on(i),
                 "experts": sum(map(len, held)),
@@ -54,6 +55,7 @@ def _prediction(p: Prediction) -> dict[str, object]:
         "compute_s": p.compute_s,
         "round_trip_s": p.round_trip_s,
         "stall_s": p.stall_s,
+        "energy_j": p.energy_j,
         "tokens_per_s": {str(rows): rate for rows, rate in p.tokens_per_s},
     }
 
@@ -74,14 +76,16 @@ def show_plan(plan: Plan, console: Console) -> None:
     console.print(table)
     for node in plan.nodes:
         if node.address:
-            console.print(f"{node.name} is reached at {node.address}", soft_wrap=True)
+            why = f": {node.address_why}" if node.address_why else ""
+            console.print(f"{node.name} is reached at {node.address}{why}", soft_wrap=True)
     if plan.predicted is not None:
         console.print(_speeds(plan, plan.predicted))
         console.print(_split(plan, plan.predicted))
+        console.print(_energy(plan), soft_wrap=True)
     if plan.gap is not None and plan.lower_bound_s is not None:
         console.print(
-            f"No placement on these nodes has a step below {format_seconds(plan.lower_bound_s)}: "
-            f"this plan is within {plan.gap:.1%} of the best.",
+            f"No placement on these nodes has a step below {format_seconds(plan.lower_bound_s)} "
+            f"(rows independent): this plan is within {plan.gap:.1%} of the best.",
             soft_wrap=True,
         )
     for sentence in plan.advice:
@@ -107,6 +111,17 @@ def _split(plan: Plan, predicted: Prediction) -> Table:
     return table
 
 
+def _energy(plan: Plan) -> str:
+    """Joules a token, or which nodes do not say what they take."""
+    assert plan.predicted is not None
+    if plan.predicted.energy_j is not None:
+        one = plan.baselines.get("one_node")
+        alone = f" ({one.energy_j:.2f} J on {plan.nodes[0].name} alone)" if one and one.energy_j is not None else ""
+        return f"Energy: {plan.predicted.energy_j:.2f} J a token while computing{alone}."
+    silent = ", ".join(node.name for node in plan.nodes if node.power_w is None)
+    return f"Energy: not measured (no power is known of {silent})."
+
+
 def _table(title: str, columns: tuple[str, ...]) -> Table:
     """A table of at most 80 columns: the first column is text, the others are figures."""
     table = Table(title=title, title_justify="left")
@@ -117,17 +132,8 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 def write_file(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises ConfigError: the folder cannot be written."""
-    temporary: str | None = None
     try:
-        fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}-", dir=path.parent)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        temporary = None
+        with whole_file(path) as file:
+            file.write(text.encode())
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror or error})", "check the folder") from error
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Who may call what on a worker, asked before every call: role and revocation. Knows neither sessions nor experts.
 
-TLS has let in every member of the cluster. Only a coordinator may command; an operator may look; another worker may do
-nothing here. gRPC knows no list of revoked certificates, so that is asked here too, and calls that are under way when a
-certificate is revoked are ended.
+TLS has let in every member of the cluster. Only a coordinator may command; an operator may look, and bring a list of
+revoked certificates, which the authority has signed; another worker may do nothing here. gRPC knows no such list, so
+that is asked here too, and calls that are under way when a certificate is revoked are ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from titan.common.security.revocation import Revocations, require_not_revoked
 from titan.common.security.tls import peer_identity
 
 ERROR_CODE_KEY = "titan-error"  # trailing metadata: TitanError.code
-LOOKING = frozenset({"/titan.v1.Worker/Status"})
+FOR_OPERATORS = frozenset({"/titan.v1.Worker/Status", "/titan.v1.Trust/SyncRevocations"})  # to look, to bring a list
 MAX_REMEMBERED = 1024
 
 
@@ -53,8 +53,8 @@ class Gate(grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        looking = handler_call_details.method in LOOKING
-        roles = (Role.COORDINATOR, Role.OPERATOR) if looking else (Role.COORDINATOR,)
+        shared = handler_call_details.method in FOR_OPERATORS
+        roles = (Role.COORDINATOR, Role.OPERATOR) if shared else (Role.COORDINATOR,)
         codec = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,

@@ -54,6 +54,7 @@ class WorkerServer:
     ) -> None:
         self._service, self._mlx = service, mlx_thread
         self.trust = WorkerTrust(credentials, self._expel, service.refusals)
+        service.revocation_number = lambda: self.trust.revocations.current.number
         self._handlers = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="titan-rpc")
         self._server = grpc.server(
             self._handlers,

@@ -7,10 +7,11 @@ import typer
 from titan import __version__
 from titan.common.config import cli as hosts_cli
 from titan.common.console import run_command
+from titan.common.hub import cli as download_cli
 from titan.common.pack import cli as pack_cli
 from titan.common.registry import cli as registry_cli
 from titan.common.security import cli as certs_cli
-from titan.coordinator import calibrate_cli, chat_cli, enroll_cli, keys_cli, plan_cli, top_cli
+from titan.coordinator import calibrate_cli, chat_cli, enroll_cli, keys_cli, plan_cli, stats_cli, top_cli
 from titan.coordinator.bench import cli as bench_cli
 from titan.coordinator.bench import remote_cli, serve_cli, ssd_cli
 from titan.coordinator.demo import cli as demo_cli
@@ -40,6 +41,7 @@ PACKAGES = (
     certs_cli,
     enroll_cli,
     doctor_cli,
+    download_cli,
     registry_cli,
     pack_cli,
     calibrate_cli,
@@ -47,6 +49,7 @@ PACKAGES = (
     keys_cli,
     chat_cli,
     top_cli,
+    stats_cli,
 )
 for package in PACKAGES:
     package.register(app)

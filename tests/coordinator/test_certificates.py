@@ -15,9 +15,10 @@ from fixtures.worker_server import DEADLINE_S, NAME, running_worker, wait_until
 
 from titan.common.config.hosts import Timeouts, Worker
 from titan.common.log import setup_logging
-from titan.common.security import Role, load_credentials
+from titan.common.security import Role, load_credentials, load_credentials_dir
 from titan.common.security.own import OwnCertificate, ending
 from titan.common.security.renewal import worn
+from titan.common.security.revoke import revoke
 from titan.coordinator.certificates import Certificates
 from titan.coordinator.remote.link import WorkerLink
 
@@ -124,7 +125,7 @@ def test_a_workers_certificate_is_renewed_while_it_serves(tmp_path: Path, monkey
         certificates = Certificates(OwnCertificate(worker.credentials))
         timeouts = Timeouts(execute=0.05)
         link = WorkerLink(spec, certificates, timeouts, worker.shape, worker.dtype, "instance-1", worker.store, "lane")
-        link.assign(worker.residency)
+        link.assign(worker.share.pinned)
         link.start()
         try:
             assert link.wait(("ready",), time.monotonic() + DEADLINE_S), link.status
@@ -133,5 +134,37 @@ def test_a_workers_certificate_is_renewed_while_it_serves(tmp_path: Path, monkey
             assert link.ready is not None
             assert link.times_set_aside == 0
             assert trust.credentials.identity.not_after > old.not_after + timedelta(days=700)
+        finally:
+            link.close(DEADLINE_S)
+
+
+def test_a_list_reaches_a_coordinator_by_way_of_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The authority is on neither machine: somebody tells the worker, and the worker's answers tell the coordinator."""
+    model = tmp_path / "mini"
+    make_checkpoint(model, layers=2, experts=8, hidden=128, width=64)
+    monkeypatch.setattr("titan.coordinator.remote.link.HEARTBEAT_S", 0.05)
+    with running_worker(tmp_path / "certs", model) as worker:
+        desk = tmp_path / "desk"
+        desk.mkdir(mode=0o700)
+        for name in ("ca.pem", "coordinator.pem", "coordinator.key"):
+            (desk / name).write_bytes((worker.cluster.folder / name).read_bytes())
+        (desk / "coordinator.key").chmod(0o600)
+        spec = Worker(name=NAME, addresses=(worker.server.address,))
+        certificates = Certificates(OwnCertificate(load_credentials_dir(desk, role=Role.COORDINATOR)))
+        timeouts = Timeouts(execute=0.05)
+        link = WorkerLink(spec, certificates, timeouts, worker.shape, worker.dtype, "instance-1", worker.store, "lane")
+        link.assign(worker.share.pinned)
+        link.start()
+        try:
+            assert link.wait(("ready",), time.monotonic() + DEADLINE_S), link.status
+            worker.cluster.member("other", Role.COORDINATOR)
+            revoke(worker.cluster.authority, "other")
+            wait_until((desk / "revoked.pem").exists, "telling the coordinator")
+            assert link.ready is not None
+            revoke(worker.cluster.authority, "coordinator")
+            assert link.wait(("away",), time.monotonic() + DEADLINE_S)
+            wait_until(lambda: worker.service.execution.lane_counts.open == 0, "ending its lane")
+            assert "certificate of coordinator" in link.status.reason
+            assert "was revoked" in link.status.reason
         finally:
             link.close(DEADLINE_S)
