@@ -63,8 +63,9 @@ class Terminal:
         return self.shown
 
     def end(self) -> int:
-        """Ctrl-D, and the exit status."""
-        self.type("\x04")
+        """Leave; returns the exit status."""
+        self.see("> ")
+        self.type("/exit\r")
         deadline_s = time.monotonic() + DEADLINE_S
         while self._process.poll() is None:
             assert time.monotonic() < deadline_s, "the program does not end"

@@ -93,13 +93,17 @@ def test_the_parser_reads_what_the_grammar_allows(form: str, marks: bool) -> Non
     tokenizer = tokenizer_of(form, marks=marks)
     tools = [{"type": "function", "function": function} for function in (WEATHER, SLEEP)]
     grammar = call_grammar(tokenizer, [WEATHER, SLEEP])
+    start, end, parser = tokenizer.tool_call_start, tokenizer.tool_call_end, tokenizer.tool_parser
     assert grammar is not None
+    assert start is not None
+    assert end is not None
+    assert parser is not None
     names = set()
     for seed in range(12):
         text = drawn(tokenizer, grammar, seed)
-        inside = text.removeprefix(tokenizer.tool_call_start).removesuffix(tokenizer.tool_call_end)
+        inside = text.removeprefix(start).removesuffix(end)
         assert len(inside) < len(text)
-        found = tokenizer.tool_parser(inside, tools)
+        found = parser(inside, tools)
         (call,) = found if isinstance(found, list) else [found]
         names.add(call["name"])
         if call["name"] == "sleep":
