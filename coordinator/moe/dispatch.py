@@ -17,6 +17,7 @@ from titan.common.experts import ExpertLayer
 from titan.common.prefetch.prefetcher import Prefetcher
 from titan.coordinator.moe.account import Executed
 from titan.coordinator.moe.choice import Owners, choose_owners
+from titan.coordinator.moe.routing_counts import RoutingCounts
 from titan.coordinator.moe.split import Site, SplitLayer, count_local
 from titan.coordinator.moe.workers import Worker
 from titan.coordinator.remote.exchange import Exchange, Failed
@@ -36,6 +37,7 @@ class Dispatcher:
         costs: measured figures of this node and the workers, in that order; with them the cheapest executor is chosen,
             without them whoever holds an expert.
         verify: share of the answers that are computed here again and compared.
+        hedging: execute here, too, what a worker is unusually late with; a measurement wants the worker's own time.
         reduced: the workers return score-weighted sums: `execute` is to be given the scores.
     """
 
@@ -48,6 +50,7 @@ class Dispatcher:
         exchange: Exchange | None = None,
         costs: Costs | None = None,
         verify: float = 0.0,
+        hedging: bool = True,
         *,
         reduced: bool = False,
     ) -> None:
@@ -56,10 +59,11 @@ class Dispatcher:
         self.reduced = reduced
         self.executed = Executed()
         self.prefetcher: Prefetcher | None = None
+        self.routing: RoutingCounts | None = None
         self._layers = layers
         self._workers = workers
         itemsize = COMPUTE_DTYPES[dtype][0].itemsize
-        self._site = Site(self.exchange, self.executed, hidden_size, itemsize, dtype, verify)
+        self._site = Site(self.exchange, self.executed, hidden_size, itemsize, dtype, verify, hedging)
 
     def execute(self, layer: int, x: mx.array, indices: mx.array, scores: mx.array | None = None) -> mx.array:
         """x: [..., D], indices: [..., K] -> outputs [..., K, D].
@@ -80,6 +84,8 @@ class Dispatcher:
         more = [] if prefetcher is None else [*prefetcher.lookout(layer, x)]
         self._synchronise(x, indices, more if weights is None else [*more, weights])
         experts = np.array(indices)
+        if self.routing is not None:
+            self.routing.saw(layer, experts)
         if self.exchange.overdue:
             self._set_aside(self.exchange.settle_overdue())
         owners = self._owners(layer, local, experts)
@@ -108,7 +114,7 @@ class Dispatcher:
         self, layer: int, local: ExpertLayer, experts: np.ndarray, without: Collection[Transport] = ()
     ) -> Owners:
         """Who executes those experts [N, K] that are not to be executed here; nobody of `without`."""
-        ready = [(node, r) for node, w in enumerate(self._workers, 1) if (r := w.ready) is not None and layer in r.held]
+        ready = [(node, r) for node, w in enumerate(self._workers, 1) if (r := w.ready) is not None and r.has(layer)]
         if self.exchange.overdue:  # one that owes an answer gets no further call
             ready = [(node, r) for node, r in ready if not self.exchange.owes(r.transport)]
         if without:
