@@ -30,6 +30,7 @@ from titan.common.registry import Checkpoint
 from titan.common.security.credentials import Credentials
 from titan.common.slots.buffers import LayerBuffers, slot_bytes
 from titan.common.store import ExpertStore, ReaderPool
+from titan.common.stream import LayerStream
 from titan.common.units import format_bytes
 from titan.coordinator.calibration.figures import (
     figures_key,
@@ -43,8 +44,14 @@ from titan.coordinator.calibration.local import measure_local
 from titan.coordinator.calibration.remote import measure_remote, measure_together
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS, LoadedModel
 from titan.coordinator.generation.prompt_cache import PromptCache, open_prompt_cache
-from titan.coordinator.host.budget import HostMemory, host_memory
-from titan.coordinator.host.model import HostModel, build_local_layer, build_local_layers, load_host_model
+from titan.coordinator.host.budget import HostMemory, host_memory, stream_width
+from titan.coordinator.host.model import (
+    HostModel,
+    build_local_layer,
+    build_local_layers,
+    build_stream,
+    load_host_model,
+)
 from titan.coordinator.moe.dispatch import Dispatcher
 from titan.coordinator.planning import log_plan, make_problem
 from titan.coordinator.remote.exchange import Exchange
@@ -77,6 +84,7 @@ class ClusterOptions:
         prompt_cache_folder: where they outlive the process; None for nowhere.
         prompt_cache_disk_bytes: how much of them at most.
         trace: record the router's choices in this file.
+        stream_bytes: of the memory for experts, what prompts' layers are read through (LayerStream); 0 for none.
     """
 
     name: str = ""
@@ -93,6 +101,7 @@ class ClusterOptions:
     prompt_cache_folder: Path | None = None
     prompt_cache_disk_bytes: int = 4 << 30
     trace: Path | None = None
+    stream_bytes: int = 0
 
 
 class Cluster:
@@ -152,6 +161,7 @@ class Cluster:
                 for worker in hosts.workers
             ]
         self.dispatcher: Dispatcher | None = None
+        self.stream: LayerStream | None = None
 
     def load(self) -> LoadedModel:
         """Everything from greeting to a model that answers. On the engine's thread.
@@ -195,6 +205,9 @@ class Cluster:
             self.hosts.verify,
         )
         self.dispatcher.prefetcher = self._prefetcher(model)
+        self.stream = self._make_stream(self.plan, self.dispatcher)
+        for layer in self.layers.values():
+            layer.stream = self.stream
         if self._learned_file is not None:
             recall(self._learned_file, shape.fingerprint, list(self.layers.values()), self.dispatcher.prefetcher)
         model.bind(self.layers, self.dispatcher)
@@ -224,6 +237,7 @@ class Cluster:
         for link in self.links:
             link.close(self.hosts.timeouts.probe + 2)
         self._readers.close()
+        self.stream = None
         self.store.close()
         self._remember()
         if self.model is not None:
@@ -282,12 +296,13 @@ class Cluster:
 
     def problem(self, figures: Figures | None, frequencies: tuple[tuple[float, ...], ...] | None = None) -> Problem:
         """The placement problem of the workers as they are now."""
+        memory = self.worker_memory()
         return make_problem(
             self.checkpoint.shape,
             self.hosts,
             self.dtype,
-            self.memory.experts_bytes,
-            self.worker_memory(),
+            self.memory.experts_bytes - self._stream_bytes(sum(memory.values())),
+            memory,
             {link.name: link.status.address for link in self.links},
             figures,
             frequencies,
@@ -357,6 +372,7 @@ class Cluster:
             policy=self.options.policy,
             readers=self._readers,
         )
+        new.stream = self.stream
         self.layers[layer].settle()
         self.layers[layer] = new
         self.model.bind_layer(layer, new, self.dispatcher)
@@ -434,6 +450,24 @@ class Cluster:
             READERS,
             dict(enumerate(model.routers)),
         )
+
+    def _stream_bytes(self, workers_bytes: int) -> int:
+        """What of M_0 is kept free of slots for a LayerStream: nothing when every expert fits in somebody's memory."""
+        shape = self.checkpoint.shape
+        everything = sum(slot_bytes(spec, self.dtype) for spec in shape.layers) * shape.num_experts
+        if self.memory.experts_bytes + workers_bytes >= everything:
+            return 0
+        return min(self.options.stream_bytes, self.memory.experts_bytes // 2)
+
+    def _make_stream(self, plan: Plan, dispatcher: Dispatcher) -> LayerStream | None:
+        """What the plan's slots leave of M_0, at most what the options say."""
+        shape = self.checkpoint.shape
+        slots = sum(n * slot_bytes(spec, self.dtype) for n, spec in zip(plan.slots[0], shape.layers, strict=True))
+        room = min(self.options.stream_bytes, self.memory.experts_bytes - slots)
+        width = stream_width(slot_bytes(shape.layers[0], self.dtype), shape.num_experts, room)
+        if width == 0 or all(layer.whole for layer in self.layers.values()):
+            return None
+        return build_stream(self.checkpoint, width, self.store, self.dtype, self._readers, dispatcher.absent)
 
     def _costs(self, plan: Plan) -> Costs | None:
         """What dispatch chooses by; None for a plan that was made without figures."""

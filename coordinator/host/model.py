@@ -20,6 +20,7 @@ from titan.common.registry import Checkpoint, ModelShape
 from titan.common.slots import make_policy
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import ExpertStore, ReaderPool
+from titan.common.stream import LayerStream
 from titan.coordinator.moe.hook import Executor, Faults, TitanSwitchGLU
 from titan.coordinator.moe.recorder import Recorder, WatchedRouter
 from titan.placement import Plan
@@ -139,6 +140,26 @@ def build_local_layer(
     else:
         layer.pin(e for e, holders in enumerate(plan.residency[position]) if 0 in holders)
     return layer
+
+
+def build_stream(
+    checkpoint: Checkpoint,
+    width: int,
+    store: ExpertStore,
+    dtype: str,
+    readers: ReaderPool,
+    absent: Callable[[int, int], list[int]],
+) -> LayerStream:
+    """Two buffers of `width` experts that prompts' layers are read through; `absent`: see Dispatcher."""
+    shape = checkpoint.shape
+    spec = shape.layers[0]
+    return LayerStream(
+        (LayerBuffers(spec, width, dtype), LayerBuffers(spec, width, dtype)),
+        store.read_experts,
+        readers,
+        [layer.index for layer in shape.layers],
+        lambda layer: absent(layer, shape.num_experts),
+    )
 
 
 def load_host_model(checkpoint: Checkpoint, dtype: str) -> HostModel:
