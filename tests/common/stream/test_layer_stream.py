@@ -54,6 +54,7 @@ class Rig:
         self.stream = LayerStream(
             (buffers[0], buffers[1]), self._fill, self.pool, [s.index for s in specs], self.absent
         )
+        self.stream.rates.scattered_s = 9.0
         self.layers = [
             ExpertLayer(LayerBuffers(spec, capacity, "float32"), self.store.read_expert, fill_many=self._slots)
             for spec in specs
@@ -173,8 +174,7 @@ def test_only_the_share_of_this_machine_is_read(checkpoint: Checkpoint, referenc
 
 def test_the_dearer_way_is_not_taken(checkpoint: Checkpoint, references: list[Any], rigs: Any) -> None:
     rig = rigs(checkpoint, 3, 4)
-    rig.stream.rates.read_sequentially(1, 9.0)
-    rig.stream.rates.read_scattered(1, 1e-9)
+    rig.stream.rates.sequential_s, rig.stream.rates.scattered_s = 9.0, 1e-9
     for layer in range(LAYERS):
         check(rig, references, layer, 40, layer)
     assert not rig.reads
