@@ -106,7 +106,9 @@ class LayerStream:
         flight = self._arrived(index)
         here = frozenset() if flight is None else frozenset(flight.experts)
         queue = sections((e for e in missing if e not in here), self.width, layer.expert_bytes)
-        if flight is None:
+        if flight is None:  # a small one first: nothing is computed while it is read
+            first = self._readers.width
+            queue[:1] = [part for part in (queue[0][:first], queue[0][first:]) if part]
             flight = self._begin(index, queue.pop(0), 0)
             self._finish(flight)
         while flight is not None:

@@ -21,6 +21,7 @@ _SLOT_HELP = {
     "useful": "Predicted experts that were chosen before they were thrown out.",
     "late": "Predicted experts that were needed while still in flight.",
     "cancelled": "Predicted reads taken back before they began.",
+    "streamed": "Missing experts of prompts that were executed past the slots.",
 }
 
 
@@ -70,6 +71,9 @@ def _memory(cluster: Cluster) -> Iterator[Sample]:
     memory = cluster.memory
     text = "Planned memory, by use."
     yield Sample("titan_memory_budget_bytes", "gauge", text, memory.experts_bytes, {"use": "experts"})
+    stream = cluster.stream
+    if stream is not None:
+        yield Sample("titan_memory_budget_bytes", "gauge", text, stream.nbytes, {"use": "prefill_buffers"})
     yield Sample("titan_memory_budget_bytes", "gauge", text, memory.non_expert_bytes, {"use": "non_expert"})
     yield Sample("titan_memory_budget_bytes", "gauge", text, memory.kv_bytes, {"use": "kv"})
     yield Sample("titan_memory_resident_bytes", "gauge", "What the process holds.", process_memory_bytes())
