@@ -8,6 +8,7 @@
     │   ├── CheckpointTruncated     a file ends before its tensors do, or a header cannot be read
     │   ├── CheckpointContradiction two sources of truth disagree (config, index, shapes, shards)
     │   ├── CheckpointChanged       the file is not the one that was opened
+    │   ├── DownloadFailed          a hub does not give it
     │   └── UnsupportedFamily       not in the verified table
     ├── StoreError                  reading an expert from disk failed, or writing a pack
     │   ├── ChecksumMismatch        an expert's bytes are not those that were packed
@@ -73,6 +74,7 @@ __all__ = [
     "ContextTooLong",
     "DiskFull",
     "DiskStalled",
+    "DownloadFailed",
     "EngineError",
     "EngineFailed",
     "EngineNotReady",
@@ -162,6 +164,10 @@ class CheckpointChanged(CheckpointError):
 
 class UnsupportedFamily(CheckpointError):
     grpc_status = "UNIMPLEMENTED"
+
+
+class DownloadFailed(CheckpointError):
+    pass
 
 
 class StoreError(TitanError):

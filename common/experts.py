@@ -63,6 +63,7 @@ class ExpertLayer:
         self.stream: LayerStream | None = None
         self.incoming = Incoming(buffers, self.table, fill, readers, self.settle) if readers is not None else None
         self._index = buffers.layer.index
+        self._fill, self._pool = fill, readers
         self._fill_many = fill_many or _one_by_one(fill)
         self._readers = readers if buffers.layer.expert_bytes >= PARALLEL_READ_BYTES else None
         self._unevaluated: list[mx.array] = []
@@ -72,6 +73,31 @@ class ExpertLayer:
         missing = [e for e in experts if e not in self.table.slots]
         self.settle()
         self._load(missing, keep=missing, pin=True)
+
+    def preload(self, experts: Sequence[int]) -> None:
+        """Read as many of `experts`, the first first, as free slots take; they may be evicted like any others."""
+        self.settle()
+        wanted = [e for e in experts if e not in self.table.slots][: self.table.free_slots]
+        self._load(wanted[::-1], keep=wanted, install=True)  # the last to come in is the last to go
+
+    def adopt(self, other: ExpertLayer, experts: Sequence[int], *, pin: bool = False) -> None:
+        """Copy those of `experts` that are in a slot of `other`, a table of the same layer, as free slots last."""
+        other.settle()
+        self.settle()
+        there = [e for e in experts if e in other.table.slots and e not in self.table.slots][: self.table.free_slots]
+        there.reverse()
+        slots = self.table.reserve(there, ()) or []
+        for expert, slot in zip(there, slots, strict=True):
+            self.buffers.copy_slot(slot, other.buffers, other.table.slots[expert])
+            self.table.map(expert, pin=pin)
+        self.table.counts.installed += len(there)
+
+    def heir(self, buffers: LayerBuffers) -> ExpertLayer:
+        """Other slots for the same layer, empty, read from the same place; what was learned and counted goes on."""
+        policy = self.table.policy.emptied()
+        heir = ExpertLayer(buffers, self._fill, policy, self._pool, fill_many=self._fill_many, overlap=self.overlap)
+        heir.table.counts, heir.table.uses = self.table.counts, self.table.uses
+        return heir
 
     def pin_all(self, num_experts: int) -> None:
         """Read every expert, expert e into slot e: no lookup and no synchronisation are needed from then on."""
@@ -141,7 +167,6 @@ class ExpertLayer:
         self.settle()
         pairs = PairGroups(x, rows, experts, sort=sort)
         here = [e for e in distinct if e in self.table.slots]
-        missing = sorted(missing)  # neighbours are read in one call
         if not fits and self.stream is not None and missing and self.stream.pays(self.buffers.layer, missing):
             self._run_streamed(self.stream, pairs, here, missing)
         else:
@@ -205,7 +230,7 @@ class ExpertLayer:
             self.incoming.land(distinct)
         return self.table.look_up(distinct)
 
-    def _load(self, missing: Sequence[int], keep: Sequence[int], *, pin: bool = False) -> None:
+    def _load(self, missing: Sequence[int], keep: Sequence[int], *, pin: bool = False, install: bool = False) -> None:
         """Read `missing` into slots whose experts are not in `keep`; the caller has settled what reads them."""
         if not missing:
             return
@@ -233,7 +258,12 @@ class ExpertLayer:
             raise
         for expert in missing:
             self.table.map(expert, pin=pin)
-        self.table.counts.stall_s += time.perf_counter() - start
+        counts, took_s = self.table.counts, time.perf_counter() - start
+        if pin or install:
+            counts.installed += len(missing)
+            counts.install_s += took_s
+        else:
+            counts.stall_s += took_s
 
     def _read(self, experts: Sequence[int], targets: list[list[np.ndarray]]) -> None:
         if self._readers is None or len(experts) == 1:

@@ -1,18 +1,19 @@
 """Figures for Prometheus: a registry of one's own, collectors out of functions, text out. Knows no figure by name.
 
-A daemon that serves no HTTP of its own can expose the text with `serve_metrics`.
+A daemon that serves no HTTP of its own exposes the text with `titan.common.metrics_server`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-__all__ = ["CONTENT_TYPE", "CollectorRegistry", "Figures", "Sample", "metrics_text", "serve_metrics"]
+__all__ = ["CONTENT_TYPE", "CollectorRegistry", "Figures", "Sample", "Tally", "metrics_text"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -31,6 +32,36 @@ class Sample:
     help: str
     value: float
     labels: Mapping[str, str] | None = None
+
+
+class Tally:
+    """Counts by labels, each of which has few values. Thread-safe.
+
+    Args:
+        labels: their names, in the order in which `add` takes the values.
+    """
+
+    def __init__(self, *labels: str) -> None:
+        self._labels = labels
+        self._counts: dict[tuple[str, ...], float] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def total(self) -> float:
+        with self._lock:
+            return sum(self._counts.values())
+
+    def add(self, *values: str, by: float = 1) -> None:
+        with self._lock:
+            self._counts[values] = self._counts.get(values, 0) + by
+
+    def of(self, *values: str) -> float:
+        return self._counts.get(values, 0)
+
+    def samples(self, name: str, help: str) -> list[Sample]:
+        with self._lock:
+            counts = dict(self._counts)
+        return [Sample(name, "counter", help, n, dict(zip(self._labels, v, strict=True))) for v, n in counts.items()]
 
 
 class Figures:
@@ -58,19 +89,3 @@ class Figures:
 
 def metrics_text(registry: CollectorRegistry) -> bytes:
     return generate_latest(registry)
-
-
-def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Callable[[], None]:
-    """Serve /metrics on a thread of its own; returns what stops it.
-
-    Raises:
-        OSError: the address cannot be listened on.
-    """
-    server, thread = start_http_server(port, host, registry)
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return stop

@@ -26,8 +26,10 @@ from titan.common.platform import memory_budget_bytes
 from titan.common.prefetch.build import make_prefetcher
 from titan.common.prefetch.learned import recall, remember
 from titan.common.prefetch.prefetcher import Prefetcher
+from titan.common.prefetch.uses import recall_uses, remember_uses
 from titan.common.registry import Checkpoint
 from titan.common.security.credentials import Credentials
+from titan.common.security.own import OwnCertificate
 from titan.common.slots.buffers import LayerBuffers, slot_bytes
 from titan.common.store import ExpertStore, ReaderPool
 from titan.common.stream import LayerStream
@@ -42,17 +44,19 @@ from titan.coordinator.calibration.figures import (
 )
 from titan.coordinator.calibration.local import measure_local
 from titan.coordinator.calibration.remote import measure_remote, measure_together
+from titan.coordinator.certificates import Certificates
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS, LoadedModel
 from titan.coordinator.generation.prompt_cache import PromptCache, open_prompt_cache
 from titan.coordinator.host.budget import HostMemory, host_memory, stream_width
 from titan.coordinator.host.model import (
     HostModel,
-    build_local_layer,
     build_local_layers,
     build_stream,
     load_host_model,
+    loose_experts,
 )
 from titan.coordinator.moe.dispatch import Dispatcher
+from titan.coordinator.moe.layer_times import LayerTimes
 from titan.coordinator.planning import log_plan, make_problem
 from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.link import LinkStatus, WorkerLink
@@ -144,13 +148,15 @@ class Cluster:
         self.store = ExpertStore(checkpoint)
         self._readers = ReaderPool(READERS)
         self.exchange = Exchange()
+        self.layer_times: LayerTimes | None = None
         instance_id = secrets.token_hex(8)
         self.links: list[WorkerLink] = []
         if credentials is not None:
+            certificates = Certificates(OwnCertificate(credentials))
             self.links = [
                 WorkerLink(
                     worker,
-                    credentials,
+                    certificates,
                     hosts.timeouts,
                     checkpoint.shape,
                     self.dtype,
@@ -181,9 +187,9 @@ class Cluster:
         self.greet()
         model = self.load_host()
         self.plan = self.options.plan or self.make_plan()
-        self._check_plan(self.plan)
+        self.check_plan(self.plan)
         log_plan(self.plan)
-        self._assign(self.plan)
+        self.assign(self.plan)
         self.report("reading local experts")
         self.layers = build_local_layers(
             self.checkpoint,
@@ -201,16 +207,18 @@ class Cluster:
             shape.hidden_size,
             self.dtype,
             self.exchange,
-            self._costs(self.plan),
+            self.costs(self.plan),
             self.hosts.verify,
         )
-        self.dispatcher.prefetcher = self._prefetcher(model)
+        self.dispatcher.prefetcher = self.make_prefetcher(model)
+        self._recall()
+        self._preload(self.plan)
         self.stream = self._make_stream(self.plan, self.dispatcher)
         for layer in self.layers.values():
             layer.stream = self.stream
-        if self._learned_file is not None:
-            recall(self._learned_file, shape.fingerprint, list(self.layers.values()), self.dispatcher.prefetcher)
         model.bind(self.layers, self.dispatcher)
+        self.layer_times = LayerTimes(self.dispatcher.executed, self.exchange)
+        model.time(self.layer_times)
         if self.options.trace is not None:
             model.record(self.options.trace, self.checkpoint.shape)
         tokenizer = load_tokenizer(self.checkpoint.path)
@@ -248,18 +256,33 @@ class Cluster:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    @property
-    def _learned_file(self) -> Path | None:
+    def _kept_file(self, kind: str) -> Path | None:
         folder = self.options.figures_folder
-        return None if folder is None else folder / f"routing-{self.checkpoint.shape.fingerprint[:16]}.npz"
+        return None if folder is None else folder / f"{kind}-{self.checkpoint.shape.fingerprint[:16]}.npz"
+
+    def _recall(self) -> None:
+        """Begin with what earlier runs learned about routing."""
+        shape, layers = self.checkpoint.shape, list(self.layers.values())
+        routing, uses = self._kept_file("routing"), self._kept_file("uses")
+        if routing is not None and uses is not None and self.dispatcher is not None:
+            recall(routing, shape.fingerprint, layers, self.dispatcher.prefetcher)
+            recall_uses(uses, shape.fingerprint, shape.num_experts, layers)
+
+    def _preload(self, plan: Plan) -> None:
+        """Fill the cache slots with experts that no node holds, the most used first, as far as that is known."""
+        for position, layer in enumerate(self.layers.values()):
+            self.report(f"reading local experts: cache of layer {position + 1} of {len(self.layers)}")
+            layer.preload(loose_experts(layer, plan, position))
 
     def _remember(self) -> None:
         """Keep what was learned about routing; a file that cannot be written is no reason to fail."""
-        if self._learned_file is None or self.dispatcher is None:
+        routing, uses = self._kept_file("routing"), self._kept_file("uses")
+        if routing is None or uses is None or self.dispatcher is None:
             return
-        layers = list(self.layers.values())
+        shape, layers = self.checkpoint.shape, list(self.layers.values())
         try:
-            remember(self._learned_file, self.checkpoint.shape.fingerprint, layers, self.dispatcher.prefetcher)
+            remember(routing, shape.fingerprint, layers, self.dispatcher.prefetcher)
+            remember_uses(uses, shape.fingerprint, shape.num_experts, layers)
         except StoreError as error:
             log.warning("what was learned about routing is not kept", error=str(error))
 
@@ -336,55 +359,6 @@ class Cluster:
                 found[link.name] = typical
         return found
 
-    # moving to another plan while serving ---------------------------------------------------------------------------
-
-    def begin_plan(self, plan: Plan) -> list[int]:
-        """Have the workers exchange experts; returns the positions of layers whose slots here change, shrinking first.
-
-        From any thread.
-        """
-        self._check_plan(plan)
-        log_plan(plan)
-        self._assign(plan)
-        if self.dispatcher is not None:
-            self.dispatcher.prefetcher = None  # it reads into the old slots; `finish_plan` makes a new one
-        tables = [self.layers[layer].table for layer in plan.layers]
-        growth = [new - table.capacity for new, table in zip(plan.slots[0], tables, strict=True)]
-        pinned = [{e for e, holders in enumerate(row) if 0 in holders} for row in plan.residency]
-        changed = [i for i, table in enumerate(tables) if growth[i] or pinned[i] != table.pinned]
-        return sorted(changed, key=lambda position: growth[position])
-
-    def move_layer(self, plan: Plan, position: int) -> None:
-        """Give a layer the slots of `plan`. On the engine's thread, between two steps.
-
-        The old slots live until the new ones are filled, so that a disk that fails leaves the layer as it was: for
-        that time this machine holds up to one layer's slots beyond M_0, out of the reserve.
-        """
-        layer = plan.layers[position]
-        assert self.model is not None
-        assert self.dispatcher is not None
-        new = build_local_layer(
-            self.checkpoint,
-            plan,
-            position,
-            self.store,
-            self.dtype,
-            policy=self.options.policy,
-            readers=self._readers,
-        )
-        new.stream = self.stream
-        self.layers[layer].settle()
-        self.layers[layer] = new
-        self.model.bind_layer(layer, new, self.dispatcher)
-
-    def finish_plan(self, plan: Plan) -> None:
-        """All layers have moved: dispatch by the new plan. On the engine's thread, between two steps."""
-        assert self.dispatcher is not None
-        assert self.model is not None
-        self.plan = plan
-        self.dispatcher.costs = self._costs(plan)
-        self.dispatcher.prefetcher = self._prefetcher(self.model)
-
     def measured_figures(self) -> Figures:
         """Kept figures of this cluster, or new ones. The model must be loaded and not bound."""
         shape = self.checkpoint.shape
@@ -429,7 +403,7 @@ class Cluster:
         together = measure_together(links_asked, spec.index, asked, empty, shape, self.dtype)
         return figures if together is None else with_asking(figures, share, together.median_s)
 
-    def _check_plan(self, plan: Plan) -> None:
+    def check_plan(self, plan: Plan) -> None:
         if plan.fingerprint != self.checkpoint.shape.fingerprint:
             raise PlanError(
                 f"the plan is for checkpoint {plan.fingerprint[:12]}, {self.checkpoint.path} is "
@@ -442,7 +416,7 @@ class Cluster:
             raise PlanError(f"the plan is for nodes {names}, hosts.yaml has {wanted}", "make a plan for these nodes")
         plan.validate()
 
-    def _prefetcher(self, model: HostModel) -> Prefetcher | None:
+    def make_prefetcher(self, model: HostModel) -> Prefetcher | None:
         return make_prefetcher(
             self.options.prefetch,
             list(self.layers.values()),
@@ -469,13 +443,13 @@ class Cluster:
             return None
         return build_stream(self.checkpoint, width, self.store, self.dtype, self._readers, dispatcher.absent)
 
-    def _costs(self, plan: Plan) -> Costs | None:
+    def costs(self, plan: Plan) -> Costs | None:
         """What dispatch chooses by; None for a plan that was made without figures."""
         if plan.predicted is None:
             return None
         return Costs.of(plan.nodes, self.checkpoint.shape.hidden_size * COMPUTE_DTYPES[self.dtype][0].itemsize)
 
-    def _assign(self, plan: Plan) -> None:
+    def assign(self, plan: Plan) -> None:
         for position, link in enumerate(self.links, start=1):
             held = plan.held_by(position)
             link.assign({layer: held[i] for i, layer in enumerate(plan.layers) if held[i]})
@@ -521,5 +495,5 @@ class Cluster:
             prefill_step_tokens=self.options.prefill_step_tokens,
             kv_tokens=self.memory.kv_tokens,
             prompt_cache=self.prompt_cache,
-            lookahead=all(layer.whole for layer in self.layers.values()),
+            lookahead=lambda: all(layer.whole for layer in self.layers.values()),
         )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
+from titan.common.platform import process_memory_bytes
 from titan.coordinator.cluster import Cluster
+from titan.coordinator.moe.layer_times import PARTS
+from titan.coordinator.planning import held_bytes
 
 __all__ = ["describe_cluster"]
 
@@ -29,6 +33,8 @@ def describe_cluster(cluster: Cluster) -> dict[str, Any]:
             "reads": cluster.store.counts.reads,
             "experts": cluster.store.counts.experts,
         },
+        "layers": _layers(cluster),
+        "memory": _memory(cluster),
         "prompt_cache": _prompt_cache(cluster),
     }
 
@@ -53,6 +59,11 @@ def _worker(cluster: Cluster, number: int) -> dict[str, Any]:
         "address": status.address,
         "epoch": status.epoch,
         "set_aside": link.times_set_aside,
+        "breaker": link.breaker.state,
+        "failures": link.breaker.failures,
+        "memory_budget_bytes": link.memory_budget_bytes,
+        "assigned_bytes": 0 if cluster.plan is None else held_bytes(cluster.plan, number + 1),
+        "traffic": None if (traffic := cluster.exchange.traffic.get(link.name)) is None else asdict(traffic),
     }
 
 
@@ -77,6 +88,30 @@ def _slots(cluster: Cluster) -> dict[str, int]:
         "hits": sum(c.hits for c in counts),
         "misses": sum(c.misses for c in counts),
         "loads": sum(c.loads for c in counts),
+        "prefetched": sum(c.prefetched for c in counts),
+        "useful": sum(c.useful for c in counts),
+        "prefetched_late": sum(c.late for c in counts),
+    }
+
+
+def _layers(cluster: Cluster) -> list[dict[str, Any]]:
+    """Mean microseconds of each layer's parts over the passes that were measured."""
+    times = {} if cluster.layer_times is None else dict(cluster.layer_times.layers)
+    return [
+        {"layer": layer, "passes": parts.passes}
+        | {f"{part}_us": round(1e6 * getattr(parts, part) / parts.passes, 1) for part in PARTS}
+        for layer, parts in sorted(times.items())
+    ]
+
+
+def _memory(cluster: Cluster) -> dict[str, int]:
+    memory = cluster.memory
+    return {
+        "resident_bytes": process_memory_bytes(),
+        "slots_bytes": sum(layer.buffers.nbytes for layer in list(cluster.layers.values())),
+        "experts_budget_bytes": memory.experts_bytes,
+        "non_expert_bytes": memory.non_expert_bytes,
+        "kv_budget_bytes": memory.kv_bytes,
     }
 
 

@@ -77,6 +77,11 @@ def make_problem(
     )
 
 
+def held_bytes(plan: Plan, node: int) -> int:
+    """Bytes of the experts that a node is to hold."""
+    return sum(len(experts) * size for experts, size in zip(plan.held_by(node), plan.expert_bytes, strict=True))
+
+
 def expected_step_s(problem: Problem, plan: Plan) -> float:
     """Expected seconds of a step of `plan` under the figures of `problem` (equation 5)."""
     evaluator = Evaluator(problem)

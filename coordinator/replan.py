@@ -18,6 +18,7 @@ from titan.common.errors import PlanError, TitanError
 from titan.common.log import get_logger
 from titan.common.units import format_seconds
 from titan.coordinator.cluster import Cluster
+from titan.coordinator.moving import begin_move, finish_move, move_layer
 from titan.coordinator.planning import expected_step_s
 from titan.placement import Plan
 from titan.placement.figures import Figures, WorkerFigures
@@ -129,13 +130,13 @@ class Replanner:
 
     def _move(self, plan: Plan) -> None:
         cluster = self._cluster
-        changed = cluster.begin_plan(plan)
+        changed = begin_move(cluster, plan)
         for done, position in enumerate(changed):
             if self._stop.is_set():
                 return
-            self._on_engine(lambda position=position: cluster.move_layer(plan, position))
+            self._on_engine(lambda position=position: move_layer(cluster, plan, position))
             log.debug("layer moved", layer=plan.layers[position], done=done + 1, of=len(changed))
-        self._on_engine(lambda: cluster.finish_plan(plan))
+        self._on_engine(lambda: finish_move(cluster, plan))
 
     def _on_engine(self, work: Callable[[], None]) -> None:
         future = self._between_steps(work)

@@ -67,13 +67,13 @@ def _shown(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
     counts = [str(engine[name]) for name in ("decoding", "prefilling", "queued")]
     ends = [str(engine[name]) for name in ("completed", "failed", "cancelled")]
     head.add_row(f"{rate:.1f}", *counts, f"{share:.0%}", *ends)
-    return Group(head, _nodes(now, before), _tiers(now, before))
+    return Group(head, _nodes(now, before), _tiers(now, before), _layer(now))
 
 
 def _nodes(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     table = Table()
-    for column in ("node", "state", "address", "experts", "pairs", "share"):
-        table.add_column(column, justify="left" if column in ("node", "state", "address") else "right")
+    for column in ("node", "state", "breaker", "address", "experts", "memory", "pairs", "share", "sent", "received"):
+        table.add_column(column, justify="left" if column in ("node", "state", "breaker", "address") else "right")
     executed = now.get("executed") or {"local": 0, "ssd": 0, "remote": {}}
     earlier = (before or {}).get("executed") or {"local": 0, "ssd": 0, "remote": {}}
     done = {"": executed["local"] - earlier["local"], "ssd": executed["ssd"] - earlier["ssd"]}
@@ -81,17 +81,48 @@ def _nodes(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     total = sum(done.values()) or 1
     workers = {worker["name"]: worker for worker in now.get("workers", [])}
     for number, node in enumerate((now.get("plan") or {"nodes": []})["nodes"]):
-        worker = workers.get(node["name"], {"state": "here", "address": "", "reason": ""})
         pairs = done.get("" if number == 0 else node["name"], 0)
+        executed_here = [str(pairs), f"{pairs / total:.0%}"]
+        worker = workers.get(node["name"])
+        if worker is None:
+            memory = now.get("memory")
+            used = _of(memory["slots_bytes"], memory["experts_budget_bytes"]) if memory else ""
+            table.add_row(node["name"], "here", "", "", str(node["experts"]), used, *executed_here, "", "")
+            continue
         state = f"{worker['state']} {worker['reason'][:40]}".strip()
-        table.add_row(node["name"], state, worker["address"], str(node["experts"]), str(pairs), f"{pairs / total:.0%}")
-    table.add_row("SSD", "", "", "", str(done["ssd"]), f"{done['ssd'] / total:.0%}")
+        offered = worker["memory_budget_bytes"]
+        traffic = worker["traffic"] or {"sent_bytes": 0, "received_bytes": 0}
+        table.add_row(
+            *(node["name"], state, worker["breaker"], worker["address"], str(node["experts"])),
+            _of(worker["assigned_bytes"], offered),
+            *executed_here,
+            *(format_bytes(traffic[f"{way}_bytes"]) for way in ("sent", "received")),
+        )
+    table.add_row("SSD", "", "", "", "", "", str(done["ssd"]), f"{done['ssd'] / total:.0%}", "", "")
+    return table
+
+
+def _of(used: int, offered: int | None) -> str:
+    return format_bytes(used) if offered is None else f"{format_bytes(used)} of {format_bytes(offered)}"
+
+
+def _layer(now: dict[str, Any]) -> Table:
+    """The mean layer, in the forward passes that were measured."""
+    layers = now.get("layers", [])
+    parts = ("attention", "local", "wire", "wait", "stall")
+    passes = max((layer["passes"] for layer in layers), default=0)
+    table = Table(title=f"a layer, mean of {passes} measured passes", title_justify="left")
+    for part in parts:
+        table.add_column(part, justify="right")
+    if layers:
+        table.add_row(*(f"{sum(layer[f'{part}_us'] for layer in layers) / len(layers):.0f} µs" for part in parts))
     return table
 
 
 def _tiers(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     table = Table()
-    for column in ("slot hits", "expert loads", "read from disk", "fallbacks", "late", "prompt tokens known"):
+    columns = ("slot hits", "expert loads", "read from disk", "read ahead", "useful", "in flight when needed")
+    for column in (*columns, "fallbacks", "late answers", "prompt tokens known"):
         table.add_column(column, justify="right")
     slots, earlier = now.get("slots", {"hits": 0, "misses": 0, "loads": 0}), (before or {}).get("slots", {})
     hits, misses = slots["hits"] - earlier.get("hits", 0), slots["misses"] - earlier.get("misses", 0)
@@ -102,6 +133,7 @@ def _tiers(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
         f"{hits / (hits + misses):.0%}" if hits + misses else "—",
         str(slots["loads"] - earlier.get("loads", 0)),
         format_bytes(now.get("store", {"bytes": 0})["bytes"]),
+        *(str(slots.get(name, 0)) for name in ("prefetched", "useful", "prefetched_late")),
         str(executed["fallbacks"]),
         str(executed["late"]),
         f"{known:.0%}",

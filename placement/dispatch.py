@@ -51,14 +51,10 @@ def choose(
         evict_s: what reading an expert that some node holds is charged besides, for the cache slot it takes from
             another; it steers the choice and is not part of `latency_s`.
     """
-    options: list[list[int]] = []
+    options = options_of(selected, holders, local_resident, down)
     wanted: dict[int, list[int]] = {0: []}  # node -> positions it could run without a read
     single = True
-    for position, expert in enumerate(selected):
-        nodes = [n for n in holders[expert] if n not in down] if down else list(holders[expert])
-        if 0 not in nodes and expert in local_resident:
-            nodes.append(0)
-        options.append(nodes)
+    for position, nodes in enumerate(options):
         if len(nodes) > 1:
             single = False
         for node in nodes:
@@ -69,6 +65,19 @@ def choose(
     if single:
         return _without_replicas(selected, options, wanted, costs, queue_s, evict_s)
     return _with_replicas(selected, options, wanted, costs, queue_s, evict_s)
+
+
+def options_of(
+    selected: Sequence[int], holders: Sequence[Sequence[int]], local_resident: Container[int], down: Container[int]
+) -> list[list[int]]:
+    """The nodes that have each selected expert in memory now; arguments as for `choose`."""
+    options = []
+    for expert in selected:
+        nodes = [n for n in holders[expert] if n not in down] if down else list(holders[expert])
+        if 0 not in nodes and expert in local_resident:
+            nodes.append(0)
+        options.append(nodes)
+    return options
 
 
 def _without_replicas(selected, options, wanted, costs: Costs, queue_s, evict_s: float) -> Choice:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from titan.placement.cost import Costs
-from titan.placement.dispatch import Choice
+from titan.placement.dispatch import Choice, options_of
 
 MAX_ROUNDS = 64
 
@@ -29,13 +29,7 @@ def choose_rows(
     """A good execution of a batch's experts; `rows[i]` rows selected `selected[i]`. Other arguments as for `choose`."""
     queue = queue_s if queue_s is not None else (0.0,) * len(costs.pair_s)
     start = [b + q for b, q in zip(costs.base_s, queue, strict=True)]
-    options = []
-    for expert in selected:
-        nodes = [n for n in holders[expert] if n not in down]
-        if 0 not in nodes and expert in local_resident:
-            nodes.append(0)
-        options.append(nodes)
-    state = _State(rows, options, start, costs, evict_s)
+    state = _State(rows, options_of(selected, holders, local_resident, down), start, costs, evict_s)
     state.place_longest_first()
     state.improve()
     reads = [e for e, node in zip(selected, state.place, strict=True) if node < 0]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +9,7 @@ from rich.table import Table
 
 from titan.common.errors import ConfigError
 from titan.common.units import format_bytes, format_seconds
+from titan.common.whole_file import whole_file
 from titan.placement.plan import Plan
 from titan.placement.values import Prediction
 
@@ -117,17 +116,8 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 def write_file(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises ConfigError: the folder cannot be written."""
-    temporary: str | None = None
     try:
-        fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}-", dir=path.parent)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        temporary = None
+        with whole_file(path) as file:
+            file.write(text.encode())
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror or error})", "check the folder") from error
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)

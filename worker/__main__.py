@@ -1,11 +1,11 @@
 """`titan-worker` and `python -m titan.worker`. Sets what must be set before gRPC is imported."""
 
-from titan.common.security.tls import require_tls13_for_grpc
+from titan.common.security.tls import prepare_grpc
 
 
 def main() -> None:
     """Run the command; does not return."""
-    require_tls13_for_grpc()
+    prepare_grpc()
     from titan.worker.main import main as run
 
     run()

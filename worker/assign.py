@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 from titan.common.errors import WorkerOverloaded
 from titan.common.experts import Fill
 from titan.common.log import get_logger
+from titan.common.metrics import Tally
 from titan.common.units import format_bytes
 from titan.proto.titan.v1 import worker_pb2 as pb
 from titan.worker.holdings import Holdings
@@ -27,6 +28,7 @@ def assign(
     assignment: pb.Assignment,
     parts: Iterator[pb.AssignRequest],
     own_fill: Fill | None,
+    installed: Tally,
 ) -> Iterator[pb.AssignProgress]:
     """Hold what `assignment` says, and what `others` have here.
 
@@ -34,6 +36,7 @@ def assign(
         others: sessions of other coordinators that are executing here.
         parts: the coordinator's stream after its first message.
         own_fill: reads experts from the worker's own checkpoint; None when they are pushed.
+        installed: counts bytes by where they came from.
 
     Raises:
         WorkerOverloaded: another coordinator's install takes too long to wait for.
@@ -50,7 +53,7 @@ def assign(
         for other in others:
             for layer, experts in other.assigned.items():
                 union[layer] = union.get(layer, frozenset()) | experts
-        progress = yield from _install(holdings, union, parts, own_fill)
+        progress = yield from _install(holdings, union, parts, own_fill, installed)
         session.assigned = wanted
         log.info(
             "experts installed",
@@ -70,6 +73,7 @@ def _install(
     wanted: dict[int, frozenset[int]],
     parts: Iterator[pb.AssignRequest],
     own_fill: Fill | None,
+    installed: Tally,
 ) -> Generator[pb.AssignProgress, None, Progress]:
     steps = holdings.plan(wanted)
     sizes = {step.layer: holdings.shape.layer(step.layer).expert_bytes for step in steps}
@@ -79,6 +83,7 @@ def _install(
         needed = [pb.LayerExperts(layer=s.layer, experts=s.missing) for s in steps if s.missing]
     yield progress.message(needed=needed)
     fill = own_fill if own_fill is not None else pushed_fill(holdings.shape, parts)
+    source = "pushed" if own_fill is None else "checkpoint"
     last = time.monotonic()
     for step in steps:
         targets = holdings.begin(step)
@@ -87,6 +92,7 @@ def _install(
             for expert in step.missing:
                 fill(step.layer, expert, targets[expert])
                 progress.add(sizes[step.layer])
+                installed.add(source, by=sizes[step.layer])
                 if time.monotonic() - last > PROGRESS_EVERY_S:
                     last = time.monotonic()
                     yield progress.message()

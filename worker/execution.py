@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
 
 from titan.common.errors import EngineFailed, TitanError, WorkerDraining, WorkerRefused
+from titan.common.metrics import Tally
 from titan.common.wire.checks import Limits
 from titan.common.wire.lane import LaneSocket
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
@@ -23,6 +25,27 @@ from titan.worker.requests import Request, arrival
 from titan.worker.sessions import Session, Sessions
 
 
+@dataclass(slots=True)
+class Executed:
+    """What the MLX thread has done since start; `compute_s` and `load_s` count a kernel once, whoever shared it."""
+
+    rows: int = 0
+    pairs: int = 0
+    compute_s: float = 0.0
+    load_s: float = 0.0
+
+    def add(self, calls: Sequence[ExecuteCall], outcomes: Sequence[ExecuteResult | TitanError]) -> None:
+        shared: ExecuteResult | None = None
+        for call, outcome in zip(calls, outcomes, strict=True):
+            if isinstance(outcome, ExecuteResult):
+                shared = outcome
+                self.rows += call.activations.shape[0]
+                self.pairs += call.pair_rows.shape[0]
+        if shared is not None:
+            self.compute_s += shared.compute_us / 1e6
+            self.load_s += shared.load_us / 1e6
+
+
 class Execution:
     """Requests of all sessions.
 
@@ -31,8 +54,9 @@ class Execution:
     """
 
     def __init__(self, mlx_thread: MLXThread, sessions: Sessions, holdings: Callable[[], Holdings | None]) -> None:
-        self.requests = self.pairs = 0
         self.lane_counts = LaneCounts()
+        self.executed = Executed()
+        self.answers = Tally("transport", "result")
         self._draining = False
         self._mlx, self._sessions, self._holdings = mlx_thread, sessions, holdings
         self._lanes: set[LaneConnection] = set()
@@ -42,8 +66,6 @@ class Execution:
     def admit(self, request: Request) -> None:
         """Queue a request that the reader has read, or raise the TitanError that refuses it at once."""
         self._mlx.requests.put(request)
-        self.requests += 1
-        self.pairs += request.call.pair_rows.shape[0]
 
     def run(self, call: ExecuteCall, session: Session) -> ExecuteResult:
         """Queue a call and wait for its outcome.
@@ -79,7 +101,9 @@ class Execution:
             raise WorkerDraining("the worker is shutting down", "wait until it is started again")
         self._sessions.begin_stream(session)
         limits = limits_of(holdings)
-        lane = LaneConnection(sock, session, limits, self._sessions, self.admit, self._mlx.poller, self.lane_counts)
+        lane = LaneConnection(
+            sock, session, limits, self._sessions, self.admit, self._mlx.poller, self.lane_counts, self.answers
+        )
         with self._lock:
             self._lanes = {old for old in self._lanes if old.fileno() >= 0} | {lane}
         self.lane_counts.open += 1
@@ -112,7 +136,9 @@ class Execution:
         holdings = self._holdings()
         if holdings is None:
             return [WorkerRefused("no model is held here yet", "say Hello first")] * len(calls)
-        return holdings.execute(calls)
+        outcomes = holdings.execute(calls)
+        self.executed.add(calls, outcomes)
+        return outcomes
 
 
 def limits_of(holdings: Holdings) -> Limits:

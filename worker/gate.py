@@ -1,8 +1,8 @@
 """Who may call what on a worker, asked before every call: role and revocation. Knows neither sessions nor experts.
 
-TLS has let in every member of the cluster. Only a coordinator may command; an operator may look; another worker may do
-nothing here. gRPC knows no list of revoked certificates, so that is asked here too, and calls that are under way when a
-certificate is revoked are ended.
+TLS has let in every member of the cluster. Only a coordinator may command; an operator may look, and bring a list of
+revoked certificates, which the authority has signed; another worker may do nothing here. gRPC knows no such list, so
+that is asked here too, and calls that are under way when a certificate is revoked are ended.
 """
 
 from __future__ import annotations
@@ -15,24 +15,32 @@ from typing import Any
 import grpc
 
 from titan.common.errors import TitanError
-from titan.common.log import get_logger
+from titan.common.log_limit import LimitedLog
+from titan.common.metrics import Tally
 from titan.common.security.identity import Role, require_role
 from titan.common.security.revocation import Revocations, require_not_revoked
 from titan.common.security.tls import peer_identity
 
-log = get_logger("worker.gate")
-
 ERROR_CODE_KEY = "titan-error"  # trailing metadata: TitanError.code
-LOOKING = frozenset({"/titan.v1.Worker/Status"})
+FOR_OPERATORS = frozenset({"/titan.v1.Worker/Status", "/titan.v1.Trust/SyncRevocations"})  # to look, to bring a list
 MAX_REMEMBERED = 1024
 
 
 class Gate(grpc.ServerInterceptor):
-    """Stands before every handler of a server."""
+    """Stands before every handler of a server.
 
-    def __init__(self, revocations: Revocations) -> None:
-        self.refused = 0
-        self._revocations = revocations
+    Args:
+        refusals: counts what is refused, as "gate" and the error's code.
+        strangers: told of it.
+
+    Attributes:
+        connections: how many have made a call, and so have shown a certificate of the cluster.
+    """
+
+    def __init__(self, revocations: Revocations, refusals: Tally, strangers: LimitedLog) -> None:
+        self.connections = 0
+        self._revocations, self._refusals, self._strangers = revocations, refusals, strangers
+        self._peers: OrderedDict[str, None] = OrderedDict()
         self._calls: dict[grpc.ServicerContext, int] = {}
         self._names: OrderedDict[int, str] = OrderedDict()  # serial -> name, of peers let in
         self._lock = threading.Lock()
@@ -45,8 +53,8 @@ class Gate(grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        looking = handler_call_details.method in LOOKING
-        roles = (Role.COORDINATOR, Role.OPERATOR) if looking else (Role.COORDINATOR,)
+        shared = handler_call_details.method in FOR_OPERATORS
+        roles = (Role.COORDINATOR, Role.OPERATOR) if shared else (Role.COORDINATOR,)
         codec = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
@@ -88,6 +96,7 @@ class Gate(grpc.ServerInterceptor):
 
     def _admit(self, context: grpc.ServicerContext, roles: tuple[Role, ...]) -> None:
         try:
+            self._meet(context.peer())
             identity = peer_identity(context.auth_context())
             require_role(identity, *roles)
             with self._lock:  # with the list: whoever is let in before it changes is found when it does
@@ -102,10 +111,20 @@ class Gate(grpc.ServerInterceptor):
                 self._leave(context)
                 raise
         except TitanError as error:
-            self.refused += 1
-            log.warning("call refused", peer=context.peer(), error=str(error))
+            self._refusals.add("gate", error.code)
+            self._strangers.warning("call refused", str(error), peer=context.peer())
             context.set_trailing_metadata(((ERROR_CODE_KEY, error.code),))
             context.abort(grpc.StatusCode[error.grpc_status], str(error))
+
+    def _meet(self, peer: str) -> None:
+        """Count each connection once; `peer` has its address and port."""
+        with self._lock:
+            if peer not in self._peers:
+                self.connections += 1
+            self._peers[peer] = None
+            self._peers.move_to_end(peer)
+            if len(self._peers) > MAX_REMEMBERED:
+                self._peers.popitem(last=False)
 
     def _leave(self, context: grpc.ServicerContext) -> None:
         with self._lock:

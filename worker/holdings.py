@@ -64,6 +64,13 @@ class Holdings:
     def expert_count(self) -> int:
         return sum(len(layer.table.slots) for layer in list(self._layers.values()))
 
+    @property
+    def resident(self) -> tuple[int, int, int]:
+        """Bytes of all slots, experts in them, and slots."""
+        layers = list(self._layers.values())
+        slots = sum(layer.buffers.capacity for layer in layers)
+        return sum(layer.buffers.nbytes for layer in layers), sum(len(layer.table.slots) for layer in layers), slots
+
     def held(self, layer: int) -> frozenset[int]:
         here = self._layers.get(layer)
         return frozenset(here.table.slots) if here is not None else frozenset()

@@ -20,6 +20,7 @@ from titan.common.store import ExpertStore
 from titan.common.units import format_bytes, parse_size
 from titan.worker.engine import MLXThread
 from titan.worker.enroll import credentials_or_enrolment
+from titan.worker.metrics import serve_metrics
 from titan.worker.server import WorkerServer
 from titan.worker.service import WorkerService
 
@@ -45,6 +46,13 @@ def serve(
     ] = None,
     lane_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the lanes; 0 takes a free one.")] = 0,
     memory: Annotated[str | None, typer.Option(help="Most bytes of experts to hold, e.g. 8GiB.")] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT for Prometheus' GET /metrics; off by default. Off loopback it is HTTPS, and asks for the "
+            "certificate of a coordinator or operator of the cluster."
+        ),
+    ] = None,
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
     with_parent: Annotated[
@@ -87,18 +95,28 @@ def serve(
         None if checkpoint is None else (checkpoint[0], checkpoint[1].read_expert),
     )
     server = WorkerServer(service, mlx_thread, credentials, address, lane_port)
+    watched = None
+    try:
+        if metrics is not None:
+            watched = serve_metrics(metrics, server, service, checkpoint[1] if checkpoint is not None else None)
+    except BaseException:
+        server.close()
+        raise
     with keep_awake():
         log.info(
             "listening",
             worker=credentials.identity.name,
             address=server.address,
             lane_port=server.lane_port,
+            metrics=watched.url if watched is not None else "off",
             memory=format_bytes(budget),
             model=str(model) if model is not None else "experts are sent by the coordinator",
             fingerprint=checkpoint[0].fingerprint[:12] if checkpoint else "-",
         )
         stopping.wait()
         server.close()
+        if watched is not None:
+            watched.close()
     for number in (signal.SIGTERM, signal.SIGINT):  # told twice: the interpreter's own end takes a moment
         signal.signal(number, signal.SIG_IGN)
     if checkpoint is not None:

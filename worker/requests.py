@@ -50,6 +50,7 @@ class RequestQueue:
         self._count = self._bytes = 0
         self._lock = threading.Lock()
         self.merged = 0  # requests that shared a kernel with another
+        self.waited_s = 0.0  # all that were taken, together
 
     def __len__(self) -> int:
         return self._count
@@ -114,6 +115,7 @@ class RequestQueue:
 
     def _pop(self, origin: Hashable, queue: deque[Request]) -> Request:
         request = queue.popleft()
+        self.waited_s += time.perf_counter() - request.arrived
         self._count -= 1
         self._bytes -= _nbytes(request)
         if not queue:

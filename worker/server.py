@@ -53,25 +53,33 @@ class WorkerServer:
         self, service: WorkerService, mlx_thread: MLXThread, credentials: Credentials, address: str, lane_port: int
     ) -> None:
         self._service, self._mlx = service, mlx_thread
-        self._trust = WorkerTrust(credentials, self._expel)
+        self.trust = WorkerTrust(credentials, self._expel, service.refusals)
+        service.revocation_number = lambda: self.trust.revocations.current.number
         self._handlers = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="titan-rpc")
         self._server = grpc.server(
             self._handlers,
-            interceptors=[self._trust.gate],
+            interceptors=[self.trust.gate],
             options=SERVER_OPTIONS,
         )
         pb_grpc.add_WorkerServicer_to_server(service, self._server)
         host, _ = split_address(address)
         try:
-            bound = self._trust.serve_on(self._server, address)
+            bound = self.trust.serve_on(self._server, address)
         except RuntimeError as error:
             raise AddressInUse(
                 f"{address} cannot be listened on ({_reason(error)})", "stop what uses it, or give another --listen"
             ) from error
-        context = self._trust.lane_context
+        context = self.trust.lane_context
         execution = service.execution
         service.lanes = LaneListener(
-            host, lane_port, context, service.tokens, execution.open_lane, execution.lane_counts
+            host,
+            lane_port,
+            context,
+            service.tokens,
+            execution.open_lane,
+            execution.lane_counts,
+            service.refusals,
+            self.trust.strangers,
         )
         self.address = join_address(host, bound)
         self.lane_port = service.lanes.port
@@ -85,7 +93,7 @@ class WorkerServer:
         finished = self._mlx.close(DRAIN_S)
         self._server.stop(grace=1.0).wait(DRAIN_S)
         self._handlers.shutdown(wait=False)
-        self._trust.close()
+        self.trust.close()
         if not finished:
             log.warning("a request was still running at the end", waited_s=DRAIN_S)
         log.info("stopped", took_s=round(time.monotonic() - started, 3))

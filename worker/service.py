@@ -21,6 +21,7 @@ from titan.common.errors import TitanError, WireError, WorkerDraining, WorkerRef
 from titan.common.execution import SORT_AT_PAIRS
 from titan.common.experts import Fill
 from titan.common.log import get_logger
+from titan.common.metrics import Tally
 from titan.common.platform import process_memory_bytes
 from titan.common.registry.shape import ModelShape
 from titan.common.security.identity import Identity, Role, require_role
@@ -37,6 +38,7 @@ from titan.worker.execution import Execution, limits_of
 from titan.worker.holdings import Holdings
 from titan.worker.lane.listener import LaneListener
 from titan.worker.lane.tokens import LaneTokens, certificate_hash
+from titan.worker.requests import RequestQueue
 from titan.worker.sessions import Session, Sessions
 
 log = get_logger("worker")
@@ -78,13 +80,24 @@ class WorkerService(pb_grpc.WorkerServicer):
         self.tokens = LaneTokens()
         self.execution = Execution(mlx_thread, self.sessions, lambda: self._holdings)
         self.lanes: LaneListener | None = None  # set when there is one
+        self.revocation_number: Callable[[], int] = lambda: 0  # replaced by whoever keeps the list
         self.draining = False
         self.started = time.monotonic()
-        self.refused = 0
+        self.refusals = Tally("by", "reason")
+        self.installed = Tally("source")  # bytes
         self._mlx = mlx_thread
         self._checkpoint = checkpoint
         self._holdings: Holdings | None = None
         self._lock = threading.Lock()
+
+    @property
+    def holdings(self) -> Holdings | None:
+        """What is held now; None before the first Hello."""
+        return self._holdings
+
+    @property
+    def requests(self) -> RequestQueue:
+        return self._mlx.requests
 
     def drain(self, timeout_s: float) -> None:
         """Refuse what comes from now on; what is under way is answered, within `timeout_s`."""
@@ -123,6 +136,16 @@ class WorkerService(pb_grpc.WorkerServicer):
             reply.lane_token = self.tokens.issue(session, certificate_hash(_certificate(context)))
         return reply
 
+    @_answers
+    def OpenLane(self, request: pb.OpenLaneRequest, context: grpc.ServicerContext) -> pb.OpenLaneReply:
+        session = self._session(request.session, context)
+        if self.draining:
+            raise WorkerDraining(f"worker {self.name} is shutting down", "wait until it is started again")
+        if self.lanes is None:
+            return pb.OpenLaneReply()
+        token = self.tokens.issue(session, certificate_hash(_certificate(context)))
+        return pb.OpenLaneReply(lane_port=self.lanes.port, lane_token=token)
+
     def _hold(self, coordinator: Identity, instance_id: str, shape: ModelShape, dtype: str) -> Holdings:
         """The holdings for `shape`; refuses another model than the one that somebody else uses."""
         with self._lock:
@@ -158,7 +181,9 @@ class WorkerService(pb_grpc.WorkerServicer):
             session = self._session(first.assignment.session, context)
             others = [s for s in self.sessions.live() if s is not session and s.streams > 0]
             fill = self._checkpoint[1] if self._checkpoint is not None else None
-            yield from assign(self._current(), session, others, first.assignment, request_iterator, fill)
+            yield from assign(
+                self._current(), session, others, first.assignment, request_iterator, fill, self.installed
+            )
         except TitanError as error:
             self.refuse(context, error)
 
@@ -176,8 +201,9 @@ class WorkerService(pb_grpc.WorkerServicer):
                         session = named
                     call = decode_call(request, limits_of(self._current()))
                     reply = encode_result(self.execution.run(call, named))
+                    self.execution.answers.add("grpc", "ok")
                 except TitanError as error:
-                    self.refused += 1
+                    self.execution.answers.add("grpc", error.code)
                     reply = pb.ExecuteReply(
                         request_id=request.request_id, failure=pb.Failure(code=error.code, message=str(error))
                     )
@@ -217,7 +243,7 @@ class WorkerService(pb_grpc.WorkerServicer):
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: ARG002
         self._identity(context)
         holdings = self._holdings
-        counts = self.execution.lane_counts
+        counts, answers = self.execution.lane_counts, self.execution.answers
         return pb.StatusReply(
             worker_id=self.worker_id,
             software_version=SOFTWARE_VERSION,
@@ -228,13 +254,14 @@ class WorkerService(pb_grpc.WorkerServicer):
             fingerprint=holdings.shape.fingerprint if holdings else "",
             experts=holdings.expert_count if holdings else 0,
             sessions=len(self.sessions.live()),
-            requests=self.execution.requests,
-            pairs=self.execution.pairs,
-            refused=self.refused + counts.refused_requests,
+            requests=int(answers.total),
+            pairs=self.execution.executed.pairs,
+            refused=int(self.refusals.total + answers.total - answers.of("lane", "ok") - answers.of("grpc", "ok")),
             uptime_s=time.monotonic() - self.started,
             lanes=counts.open,
             lanes_refused=counts.refused,
             malformed_frames=counts.malformed,
+            revocation_number=self.revocation_number(),
         )
 
     @_answers
@@ -252,7 +279,7 @@ class WorkerService(pb_grpc.WorkerServicer):
 
     def refuse(self, context: grpc.ServicerContext, error: TitanError) -> None:
         """Answer with the error's status and sentence. Ends the handler: gRPC's abort raises."""
-        self.refused += 1
+        self.refusals.add("call", error.code)
         log.warning("request refused", peer=context.peer(), error=str(error))
         context.set_trailing_metadata(((ERROR_CODE_KEY, error.code),))
         context.abort(grpc.StatusCode[error.grpc_status], str(error))

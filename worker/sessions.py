@@ -36,8 +36,12 @@ class Sessions:
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
-        self._epoch = 0
+        self._epoch = 0  # so many have been opened
         self._lock = threading.Lock()
+
+    @property
+    def opened(self) -> int:
+        return self._epoch
 
     def open(self, coordinator: str, instance_id: str, peer: str) -> Session:
         """Open a session, replacing earlier ones of the same coordinator.

@@ -6,6 +6,7 @@ far as to end them.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +17,11 @@ import mlx.core as mx
 
 from titan.common.errors import EnrolmentRefused, TitanError
 from titan.common.log import get_logger
-from titan.common.security.credentials import Credentials, load_credentials
+from titan.common.log_limit import WINDOW_S, LimitedLog
+from titan.common.metrics import Tally
+from titan.common.security.credentials import Credentials
 from titan.common.security.files import PRIVATE, PUBLIC, NewFile, locked_folder, write_together
+from titan.common.security.own import OwnCertificate, ending
 from titan.common.security.request import KeyRequest, check_answer, new_request
 from titan.common.security.revocation import Revocations, require_not_revoked
 from titan.common.security.tls import grpc_renewable_server_credentials, renew_context, server_ssl_context
@@ -29,6 +33,7 @@ from titan.worker.gate import ERROR_CODE_KEY, Gate
 log = get_logger("worker.trust")
 
 LOOK_EVERY_S = 1.0
+SAY_EVERY_S = 24 * 3600.0
 KEY_LIFE_S = 120.0
 
 
@@ -40,6 +45,7 @@ def _answers(handler: Callable) -> Callable:
         try:
             return handler(self, request, context)
         except TitanError as error:
+            self.refusals.add("trust", error.code)
             log.warning("request refused", peer=context.peer(), error=str(error))
             context.set_trailing_metadata(((ERROR_CODE_KEY, error.code),))
             context.abort(grpc.StatusCode[error.grpc_status], str(error))
@@ -53,13 +59,21 @@ class WorkerTrust(pb_grpc.TrustServicer):
     Args:
         credentials: what it starts with.
         expel: told the names of coordinators whose certificates have just been revoked.
+        refusals: counts calls that are refused, by whom and why.
+
+    Attributes:
+        handshakes: how many have begun on the port for gRPC.
     """
 
-    def __init__(self, credentials: Credentials, expel: Callable[[set[str]], None]) -> None:
-        self.credentials = credentials
+    def __init__(self, credentials: Credentials, expel: Callable[[set[str]], None], refusals: Tally) -> None:
+        self.own = OwnCertificate(credentials)
+        self.refusals = refusals
+        self.handshakes = self._silent = self._called = 0
         self.revocations = Revocations(credentials.ca_path, credentials.ca_pem)
-        self.gate = Gate(self.revocations)
+        self.strangers = LimitedLog(log)
+        self.gate = Gate(self.revocations, refusals, self.strangers)
         self.lane_context = server_ssl_context(credentials)
+        self._lanes_use = credentials
         self._expel = expel
         self._enforced = self.revocations.current
         self._pending: tuple[KeyRequest, float] | None = None
@@ -68,6 +82,11 @@ class WorkerTrust(pb_grpc.TrustServicer):
         self._thread = threading.Thread(target=self._watch, name="titan-trust", daemon=True)
         self._thread.start()
 
+    @property
+    def credentials(self) -> Credentials:
+        """In force now; another object once another certificate is."""
+        return self.own.current
+
     def serve_on(self, server: grpc.Server, address: str) -> int:
         """Add the service, and a port that later handshakes find with the newest certificate; the port bound.
 
@@ -75,11 +94,18 @@ class WorkerTrust(pb_grpc.TrustServicer):
             RuntimeError: gRPC cannot listen there.
         """
         pb_grpc.add_TrustServicer_to_server(self, server)
-        return server.add_secure_port(address, grpc_renewable_server_credentials(lambda: self.credentials))
+        return server.add_secure_port(
+            address, grpc_renewable_server_credentials(lambda: self.credentials, self._handshake_begins)
+        )
 
     def close(self) -> None:
         self._stop.set()
         self._thread.join(5)
+        self._count_silent()
+        self.strangers.close()
+
+    def _handshake_begins(self) -> None:
+        self.handshakes += 1  # one at a time
 
     # the service ----------------------------------------------------------------------------------------------------
 
@@ -114,7 +140,9 @@ class WorkerTrust(pb_grpc.TrustServicer):
 
     @_answers
     def InstallCertificate(
-        self, request: pb.InstallCertificateRequest, context: grpc.ServicerContext
+        self,
+        request: pb.InstallCertificateRequest,
+        context: grpc.ServicerContext,  # noqa: ARG002
     ) -> pb.InstallCertificateReply:
         with self._lock:
             pending, self._pending = self._pending, None
@@ -130,23 +158,58 @@ class WorkerTrust(pb_grpc.TrustServicer):
                         NewFile(old.cert_path, request.certificate_pem, PUBLIC),
                     ]
                 )
-            self.credentials = load_credentials(old.ca_path, old.cert_path, old.key_path)
-            renew_context(self.lane_context, self.credentials)
-        log.info("certificate renewed", until=f"{identity.not_after:%Y-%m-%d}", peer=context.peer())
+            self._take_certificate()
+            if self.own.problem:
+                raise EnrolmentRefused(f"the new certificate is not used: {self.own.problem}")
         return pb.InstallCertificateReply(expires_s=int(identity.not_after.timestamp()))
+
+    def _take_certificate(self) -> None:
+        """Use what lies on disk for new connections. With the lock."""
+        if self.own.refresh():
+            log.info("certificate renewed", until=f"{self.credentials.identity.not_after:%Y-%m-%d}")
+        if self._lanes_use is not self.credentials:
+            renew_context(self.lane_context, self.credentials)
+            self._lanes_use = self.credentials
 
     # revocation -----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """A list that was copied beside ca.pem counts as one that was sent."""
-        said = ""
+        """What was copied beside ca.pem, a list or a certificate, counts as if it had been sent."""
+        said: dict[str, str] = {}
+        counted, looked, seen = time.monotonic(), 0.0, None
         while not self._stop.wait(LOOK_EVERY_S):
+            now = time.monotonic()
+            self.strangers.tick()
+            if now - counted > WINDOW_S:
+                counted = now
+                self._count_silent()
             if self.revocations.refresh():
                 self._enforce()
-            if self.revocations.problem != said:
-                said = self.revocations.problem
-                if said:
-                    log.error(f"the list of revoked certificates is not used: {said}")
+            try:
+                with self._lock:
+                    self._take_certificate()
+            except (TitanError, OSError) as error:
+                log.error(f"lanes do not use the new certificate yet: {error}")
+            if self.credentials is not seen or now - looked > SAY_EVERY_S:
+                looked, seen = now, self.credentials
+                if sentence := ending(self.credentials.identity, str(self.credentials.cert_path)):
+                    log.warning(sentence, host=socket.gethostname())
+            problems = {"list of revoked certificates": self.revocations.problem, "certificate": self.own.problem}
+            for what, problem in problems.items():
+                if problem and problem != said.get(what):
+                    log.error(f"the {what} on disk is not used: {problem}")
+            said = problems
+
+    def _count_silent(self) -> None:
+        """Say how many connections have made no call. gRPC tells nobody why; a worker greeted in good order has one of
+        these for each that makes calls, since a coordinator looks at the certificate first."""
+        handshakes, called = self.handshakes, self.gate.connections
+        silent, talking = handshakes - called - self._silent, called - self._called
+        self._silent, self._called = handshakes - called, called
+        if silent > talking:
+            log.warning(
+                "connections that made no call: strangers, or a certificate that is not good here", count=silent
+            )
 
     def _enforce(self) -> None:
         """End what those do here who have just been revoked, and keep them from coming back."""

@@ -28,6 +28,7 @@ from titan.common.config.api_key import read_api_key
 from titan.common.config.checked import FOUND_IN_TREE, load_yaml
 from titan.common.config.yaml_source import Problem, Tree
 from titan.common.errors import ConfigError
+from titan.common.hub.names import is_repository
 from titan.common.units import Duration, Size, format_seconds
 
 MAX_WORKERS = 64
@@ -50,6 +51,14 @@ def _path(value: object, info: ValidationInfo) -> object:
     return Path(os.path.normpath(folder / path))
 
 
+def _model(value: object, info: ValidationInfo) -> object:
+    """A folder, or `org/name` where there is no such folder beside the file: a repository of the local hub cache."""
+    path = _path(value, info)
+    if isinstance(path, Path) and is_repository(str(value)) and not path.exists():
+        return Path(str(value))
+    return path
+
+
 def _name(value: str) -> str:
     if not NAME_PATTERN.fullmatch(value):
         raise ValueError(
@@ -67,6 +76,7 @@ def _address(value: object, *, default_port: int, any_port: bool = False) -> str
         raise PydanticCustomError("address", "{reason}", {"reason": str(error)}) from error
 
 
+ModelPath = Annotated[Path, BeforeValidator(_model)]
 ConfigPath = Annotated[Path, BeforeValidator(_path)]
 Name = Annotated[str, AfterValidator(_name)]
 WorkerAddress = Annotated[str, BeforeValidator(lambda v: _address(v, default_port=DEFAULT_WORKER_PORT))]
@@ -182,7 +192,7 @@ class Timeouts(Section):
 class HostsConfig(Section):
     """All of `hosts.yaml`."""
 
-    model: ConfigPath
+    model: ModelPath
     """The checkpoint's folder on the coordinator."""
     coordinator: CoordinatorSection = Field(default_factory=CoordinatorSection)
     workers: tuple[Worker, ...] = Field(default=(), max_length=MAX_WORKERS)

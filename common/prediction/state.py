@@ -5,8 +5,6 @@ A file of another model or another shape is not used. Knows arrays by name, not 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from titan.common.errors import StoreError
+from titan.common.whole_file import whole_file
 
 __all__ = ["load_state", "save_state"]
 
@@ -26,17 +25,11 @@ def save_state(path: Path, fingerprint: str, arrays: Mapping[str, np.ndarray]) -
     Raises:
         StoreError: the file cannot be written.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
+        with whole_file(path) as file:
             np.savez_compressed(file, fingerprint=np.array(fingerprint), **dict(arrays))  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise StoreError(
             f"{path} cannot be written ({error.strerror})", "Check the disk and its permissions"
         ) from error

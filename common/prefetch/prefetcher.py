@@ -73,9 +73,8 @@ class Prefetcher:
         self.choices: list[Choice | None] = [None] * len(layers)
         self.scores = [[PredictionScore(2 * MAX_PREFETCH) for _ in predictors] for _ in layers]
         self.steps = 0
-        self._layers = layers
-        # A layer that is wholly at home never asks, and so is never seen here.
-        self._final = max((i for i, layer in enumerate(layers) if not layer.whole), default=-1)
+        self._layers = list(layers)
+        self._final = _last_that_asks(layers)
         self._positions = {layer.buffers.layer.index: i for i, layer in enumerate(layers)}
         self.predictors = predictors
         self._routers = routers or {}
@@ -128,6 +127,13 @@ class Prefetcher:
                 self._choose()
         self._flying = sum(len(layer.incoming) for layer in self._layers if layer.incoming is not None)
         self._last = self._clock()
+
+    def replace(self, position: int, layer: ExpertLayer) -> None:
+        """A layer has other slots from now on; nothing is under way to the old ones. What was learned stays."""
+        self._layers[position] = layer
+        self._final = _last_that_asks(self._layers)
+        self._guesses[position] = []
+        self._last = None
 
     @property
     def _resting(self) -> bool:
@@ -200,3 +206,8 @@ class Prefetcher:
                     best = Choice(predictor, m, gain)
                 score.decay(MEMORY)
             self.choices[position] = best
+
+
+def _last_that_asks(layers: Sequence[ExpertLayer]) -> int:
+    """Position of the last layer that is seen here; one that is wholly at home never asks."""
+    return max((i for i, layer in enumerate(layers) if not layer.whole), default=-1)

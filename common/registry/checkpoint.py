@@ -31,7 +31,8 @@ class Routing:
     """How the router's logits become experts and scores.
 
     Args:
-        scoring: "softmax": softmax over all experts, then the top_k largest.
+        scoring: "softmax": softmax over all experts, then the top_k largest; "sigmoid": of each logit, then the top_k
+            largest after a correction bias.
         normalise: whether the chosen scores are divided by their sum.
         shared_experts: experts every row passes through; dense, they stay with the coordinator.
     """
@@ -52,6 +53,7 @@ class Checkpoint:
         config_defaults: the family's own values for absent keys; pass them as mlx-lm's `model_config`.
         dense_layers: indices of the layers without experts.
         non_expert_tensors: every tensor that is not an expert's, by name.
+        cache_width: elements that the KV cache keeps of a token in each layer.
         pack: the manifest when the experts are packed; the fingerprint is then that of the packed checkpoint.
     """
 
@@ -64,6 +66,7 @@ class Checkpoint:
     shards: tuple[Shard, ...]
     expert_tensor_names: frozenset[str]
     non_expert_tensors: tuple[TensorInfo, ...]
+    cache_width: int
     _layers: Mapping[int, ExpertLayer] | Mapping[int, PackedLayer] = field(repr=False)
     pack: PackManifest | None = None
 
@@ -130,13 +133,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(
         path=directory,
         shape=shape,
-        routing=Routing(family.scoring, dims.top_k, dims.normalise),
+        routing=Routing(family.scoring, dims.top_k, dims.normalise, dims.shared_experts),
         config=config,
         config_defaults=defaults,
         dense_layers=tuple(layer for layer in range(dims.num_layers) if layer not in layers),
         shards=shards,
         expert_tensor_names=expert_names,
         non_expert_tensors=others,
+        cache_width=dims.cache_width,
         _layers=layers,
         pack=manifest,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from titan.common.errors import CheckpointContradiction, CheckpointMissing
-from titan.common.registry.families import Config, Family
+from titan.common.registry.family import Config, Family
 from titan.common.registry.shape import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH
 
 __all__ = ["Dimensions", "absent_keys", "read_dimensions"]
@@ -14,7 +14,13 @@ __all__ = ["Dimensions", "absent_keys", "read_dimensions"]
 
 @dataclass(frozen=True, slots=True)
 class Dimensions:
-    """A config's numbers, checked. `sizes` are what the shapes of `Module` name."""
+    """A config's numbers, checked.
+
+    Args:
+        cache_width: elements that the KV cache keeps of a token in each layer.
+        shared_experts: experts that every row passes through.
+        sizes: what the shapes of `Module` name.
+    """
 
     num_layers: int
     num_experts: int
@@ -25,7 +31,8 @@ class Dimensions:
     normalise: bool
     tied: bool
     expert_bias: bool
-    attention_bias: bool
+    cache_width: int
+    shared_experts: int
     sizes: Mapping[str, int]
 
 
@@ -37,7 +44,8 @@ def absent_keys(family: Family, config: Config) -> dict[str, object]:
     Raises:
         CheckpointContradiction: the config gives two values for rope_theta.
     """
-    absent = {key: value for key, value in family.defaults.items() if config.get(key) is None}
+    values = {**family.defaults, **family.fixed}
+    absent = {key: value for key, value in values.items() if config.get(key) is None}
     rope = config.get("rope_parameters")
     nested = rope.get("rope_theta") if isinstance(rope, dict) else None
     if nested is not None and config.get("rope_theta") is None:
@@ -54,7 +62,7 @@ def read_dimensions(family: Family, config: Config) -> Dimensions:
 
     Raises:
         CheckpointMissing: a key that mlx-lm needs is absent.
-        CheckpointContradiction: a value of another type or out of bounds, or an activation mlx-lm does not compute.
+        CheckpointContradiction: a value of another type or out of bounds, or one that mlx-lm does not compute.
     """
     for key in family.required_keys:
         if config.get(key) is None:
@@ -66,8 +74,14 @@ def read_dimensions(family: Family, config: Config) -> Dimensions:
             f"config.json: hidden_act is {str(config['hidden_act'])[:40]!r}, but {family.model_type} computes silu",
             "This is another architecture under a known name",
         )
+    for key, value in family.fixed.items():
+        if config.get(key, value) != value:
+            raise CheckpointContradiction(
+                f"config.json: {key} is {str(config[key])[:40]!r}, but mlx-lm's {family.model_type} computes {value!r}",
+                "This is another architecture under a known name",
+            )
     layers = _number(config, "num_hidden_layers", MAX_LAYERS)
-    experts = _number(config, "num_experts", MAX_EXPERTS)
+    experts = _number(config, family.experts_key, MAX_EXPERTS)
     hidden = _number(config, "hidden_size", MAX_WIDTH)
     heads = _number(config, "num_attention_heads", MAX_WIDTH)
     kv_heads = heads if config.get("num_key_value_heads") is None else _number(config, "num_key_value_heads", heads)
@@ -75,6 +89,18 @@ def read_dimensions(family: Family, config: Config) -> Dimensions:
     moe_layers = tuple(layer for layer in range(layers) if family.is_moe(config, layer))
     if not moe_layers:
         raise CheckpointContradiction("config.json leaves no layer with experts", "A dense model needs no Titan")
+    sizes = {
+        "vocab": _number(config, "vocab_size", 1 << 24),
+        "hidden": hidden,
+        "experts": experts,
+        "queries": heads * head,
+        "keys": kv_heads * head,
+        "head": head,
+        "dense": _number(config, "intermediate_size", MAX_WIDTH),
+        "always": 1,
+        "attention_bias": int(_flag(config, "attention_bias")),
+        **family.sizes(lambda key: _number_or_none(config, key)),
+    }
     return Dimensions(
         num_layers=layers,
         num_experts=experts,
@@ -84,18 +110,19 @@ def read_dimensions(family: Family, config: Config) -> Dimensions:
         moe_layers=moe_layers,
         normalise=_flag(config, "norm_topk_prob"),
         tied=_flag(config, "tie_word_embeddings"),
-        expert_bias=_flag(config, "mlp_bias") if "mlp_bias" in family.computation_keys else False,
-        attention_bias=_flag(config, "attention_bias"),
-        sizes={
-            "vocab": _number(config, "vocab_size", 1 << 24),
-            "hidden": hidden,
-            "experts": experts,
-            "queries": heads * head,
-            "keys": kv_heads * head,
-            "head": head,
-            "dense": _number(config, "intermediate_size", MAX_WIDTH),
-        },
+        expert_bias=family.expert_bias or ("mlp_bias" in family.computation_keys and _flag(config, "mlp_bias")),
+        cache_width=sum(sizes[name] for name in family.cache),
+        shared_experts=_number_or_none(config, "n_shared_experts"),
+        sizes=sizes,
     )
+
+
+def _number_or_none(config: Config, key: str) -> int:
+    """0 when the key is absent, null, false or 0."""
+    value = config.get(key)
+    if value is None or value is False or value == 0:
+        return 0
+    return 1 if value is True else _number(config, key, MAX_WIDTH)
 
 
 def _number(config: Config, key: str, high: int) -> int:

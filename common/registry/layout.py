@@ -12,7 +12,7 @@ from pathlib import Path
 
 from titan.common.errors import CheckpointContradiction, CheckpointMissing
 from titan.common.registry.dimensions import Dimensions
-from titan.common.registry.families import Family
+from titan.common.registry.family import Family
 from titan.common.registry.headers import TensorInfo
 from titan.common.registry.quantization import QuantizationSettings, derive
 from titan.common.registry.shape import COMPONENTS, ComponentSpec, LayerSpec, MatrixSpec
@@ -90,7 +90,7 @@ def _place_layer(
         (
             f"{path}.{n}.weight"
             for path in single
-            for n in family.projections.values()
+            for n in family.names_alone.values()
             if f"{path}.{n}.weight" in tensors
         ),
         None,
@@ -102,7 +102,8 @@ def _place_layer(
     matrices: list[MatrixSpec] = []
     columns: list[_Column] = []
     for matrix, projection in family.projections.items():
-        paths = [f"{module}.{projection}"] if stacked or alone is None else [f"{p}.{projection}" for p in single]
+        own = family.names_alone[matrix]
+        paths = [f"{module}.{projection}"] if stacked or alone is None else [f"{p}.{own}" for p in single]
         spec, found = _place_matrix(family, dims, tensors, matrix, paths, stacked or alone is None)
         path, first = f"{module}.{projection}", found[0].tensors[0]
         parts = {c.name: (c.dtype, c.shape) for c in spec.components}
@@ -120,7 +121,7 @@ def _place_layer(
         matrices.append(spec)
         columns.extend(found)
     gate, up, down = matrices
-    return ExpertLayer(LayerSpec(layer, module, (gate, up, down)), stacked, tuple(columns))
+    return ExpertLayer(LayerSpec(layer, module, (gate, up, down), family.activation), stacked, tuple(columns))
 
 
 def _place_matrix(
@@ -155,7 +156,7 @@ def _place_matrix(
             if not shape or shape[0] != dims.num_experts:
                 raise CheckpointContradiction(
                     f"{first.name} in {first.file} has the shape {list(shape)}, "
-                    f"but config.json says num_experts {dims.num_experts}",
+                    f"but config.json says {family.experts_key} {dims.num_experts}",
                     _MEND,
                 )
             shape = shape[1:]

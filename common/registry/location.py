@@ -5,14 +5,12 @@ Never uses the network. Knows nothing of what a model directory holds.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from titan.common.errors import CheckpointMissing
+from titan.common.hub.names import is_repository
 
 __all__ = ["locate"]
-
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def locate(path: Path) -> Path:
@@ -32,7 +30,7 @@ def locate(path: Path) -> Path:
     if exists:
         raise CheckpointMissing(f"{path} is a file, not a model directory", "Give the folder that holds config.json")
     name = path.as_posix()
-    if not _REPOSITORY.fullmatch(name):
+    if not is_repository(name):
         raise CheckpointMissing(f"there is no model directory {path}", "Check the path")
     # Imported here: only this branch needs it.
     from huggingface_hub import try_to_load_from_cache
@@ -42,5 +40,5 @@ def locate(path: Path) -> Path:
         return Path(cached).parent
     raise CheckpointMissing(
         f"{name} is neither a directory here nor in the local Hugging Face cache",
-        f"Download it with `hf download {name}` or give a path",
+        f"Get it with `titan download {name}`, or give a path",
     )

@@ -6,10 +6,11 @@ mlx-lm loads strictly, so a tensor without a place would stop it too, with less 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from titan.common.errors import CheckpointContradiction, CheckpointMissing
 from titan.common.registry.dimensions import Dimensions
-from titan.common.registry.families import Family
+from titan.common.registry.family import Family, Module
 from titan.common.registry.headers import TensorInfo
 from titan.common.registry.quantization import QuantizationSettings, derive
 
@@ -29,31 +30,32 @@ def check_others(
         CheckpointContradiction: one has another shape, or a tensor has no place in this model.
     """
     known: set[str] = set()
-    for path, shape, bias in expected_modules(family, dims):
-        weight = tensors.get(f"{path}.weight")
+    for expected in expected_modules(family, dims):
+        path, leaf, shape = expected.path, expected.leaf, expected.shape
+        if expected.older is not None and f"{path}.{leaf}" not in tensors and f"{expected.older[0]}.{leaf}" in tensors:
+            path, shape = expected.older
+        weight = tensors.get(f"{path}.{leaf}")
         if weight is None:
-            raise CheckpointMissing(f"no shard holds {path}.weight", _MEND)
+            raise CheckpointMissing(f"no shard holds {path}.{leaf}", _MEND)
         known.add(weight.name)
         if len(shape) == 1:
-            if weight.shape != shape:
-                raise CheckpointContradiction(
-                    f"{weight.name} in {weight.file} has the shape {list(weight.shape)}, "
-                    f"but config.json means {list(shape)}",
-                    _MEND,
-                )
+            _check_shape(weight, shape)
             continue
         scales, biases = tensors.get(f"{path}.scales"), tensors.get(f"{path}.biases")
         known.update(t.name for t in (scales, biases) if t is not None)
+        for stacked in (t for t in (weight, scales, biases) if t is not None and len(shape) == 3):
+            if len(stacked.shape) != 3 or stacked.shape[0] != shape[0]:
+                _check_shape(stacked, shape)
         quantization = derive(
             f"{weight.name} in {weight.file}",
-            shape[1],
-            shape[0],
-            (weight.dtype, weight.shape),
-            None if scales is None else (scales.dtype, scales.shape),
-            None if biases is None else (biases.dtype, biases.shape),
+            shape[-1],
+            shape[-2],
+            (weight.dtype, weight.shape[len(shape) - 2 :]),
+            None if scales is None else (scales.dtype, scales.shape[len(shape) - 2 :]),
+            None if biases is None else (biases.dtype, biases.shape[len(shape) - 2 :]),
         )
-        settings.check(path, quantization, f"{weight.name} in {weight.file}", shape[1])
-        if bias:
+        settings.check(path, quantization, f"{weight.name} in {weight.file}", shape[-1])
+        if expected.bias:
             if f"{path}.bias" not in tensors:
                 raise CheckpointMissing(f"no shard holds {path}.bias, though config.json sets attention_bias", _MEND)
             known.add(f"{path}.bias")
@@ -67,18 +69,50 @@ def check_others(
     return tuple(tensors[name] for name in sorted(known))
 
 
-def expected_modules(family: Family, dims: Dimensions) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """(path, shape of the unquantized weight, whether it has a bias) of every module outside the experts."""
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A module of this model: the shape of its unquantized weight, and what older conversions have instead."""
+
+    path: str
+    leaf: str
+    shape: tuple[int, ...]
+    bias: bool
+    older: tuple[str, tuple[int, ...]] | None = None
+
+
+def expected_modules(family: Family, dims: Dimensions) -> Iterator[Expected]:
+    """Every module outside the experts."""
     moe = set(dims.moe_layers)
     for module in family.modules:
-        shape = tuple(dims.sizes[size] for size in module.shape)
-        bias = module.bias and dims.attention_bias
+        if (module.needs and not dims.sizes[module.needs]) or (module.lacks and dims.sizes[module.lacks]):
+            continue
         if module.where == "once" or (module.where == "head" and not dims.tied):
-            yield module.path, shape, bias
+            yield _expected(module, dims, 0)
         elif module.where in ("layer", "moe", "dense"):
             for layer in range(dims.num_layers):
                 if module.where == "layer" or (layer in moe) == (module.where == "moe"):
-                    yield module.path.format(layer=layer), shape, bias
+                    yield _expected(module, dims, layer)
+
+
+def _expected(module: Module, dims: Dimensions, layer: int) -> Expected:
+    older = None
+    if module.older:
+        older = module.older.format(layer=layer), tuple(dims.sizes[size] for size in module.older_shape)
+    return Expected(
+        module.path.format(layer=layer),
+        module.leaf,
+        tuple(dims.sizes[size] for size in module.shape),
+        bool(module.bias and dims.sizes[module.bias]),
+        older,
+    )
+
+
+def _check_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> None:
+    if tensor.shape != shape:
+        raise CheckpointContradiction(
+            f"{tensor.name} in {tensor.file} has the shape {list(tensor.shape)}, but config.json means {list(shape)}",
+            _MEND,
+        )
 
 
 def _why(name: str, dims: Dimensions) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from titan.common.errors import CheckpointContradiction, CheckpointMissing, WireError
 from titan.common.registry.bounded_json import read_object
-from titan.common.registry.families import Family
+from titan.common.registry.family import Family
 from titan.common.registry.headers import TensorInfo, read_header
 from titan.common.registry.layout import ComponentRange
 from titan.common.registry.shape import LayerSpec, ModelShape
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "titan-pack.json"
-PACK_VERSION = 1
+PACK_VERSION = 2
 ALIGNMENT_BYTES = 4096
 PADDING_PREFIX = "titan.padding."
 _SHARD = re.compile(r"experts-\d{5}-of-\d{5}\.safetensors")

@@ -16,6 +16,7 @@ MATRICES = ("gate", "up", "down")
 COMPONENTS = ("weight", "scales", "biases", "bias")
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "U8": 1}
 MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
+ACTIVATIONS = ("silu", "gpt_oss")
 MAX_SHAPE_JSON_BYTES = 4 << 20
 MAX_LAYERS, MAX_EXPERTS, MAX_WIDTH = 1024, 4096, 1 << 18
 
@@ -68,11 +69,13 @@ class LayerSpec:
         module_path: path of the module that holds the experts in mlx-lm's tree,
             e.g. "model.layers.3.mlp.switch_mlp".
         matrices: gate, up and down, in that order.
+        activation: what stands between them, one of ACTIVATIONS.
     """
 
     index: int
     module_path: str
     matrices: tuple[MatrixSpec, MatrixSpec, MatrixSpec]
+    activation: str = "silu"
 
     @property
     def expert_bytes(self) -> int:
@@ -155,7 +158,7 @@ def _layer(raw: dict) -> LayerSpec:
         )
         for m in raw["matrices"]
     )
-    return LayerSpec(raw["index"], raw["module_path"], (gate, up, down))
+    return LayerSpec(raw["index"], raw["module_path"], (gate, up, down), raw["activation"])
 
 
 def _check(shape: ModelShape) -> None:
@@ -178,6 +181,7 @@ def _check(shape: ModelShape) -> None:
         whole(layer.index, previous + 1, shape.num_layers - 1, "layer index")
         previous = layer.index
         need(isinstance(layer.module_path, str) and len(layer.module_path) <= 256, "module_path")
+        need(layer.activation in ACTIVATIONS, f"activation {layer.activation!r}")
         need(tuple(m.name for m in layer.matrices) == MATRICES, f"matrices of layer {layer.index}")
         for matrix in layer.matrices:
             whole(matrix.in_features, 1, MAX_WIDTH, "in_features")

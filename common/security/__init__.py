@@ -17,7 +17,7 @@ from titan.common.security.tls import (
     grpc_channel_credentials,
     grpc_server_credentials,
     peer_identity,
-    require_tls13_for_grpc,
+    prepare_grpc,
     server_ssl_context,
 )
 
@@ -35,7 +35,7 @@ __all__ = [
     "load_credentials_dir",
     "parse_identity",
     "peer_identity",
+    "prepare_grpc",
     "require_role",
-    "require_tls13_for_grpc",
     "server_ssl_context",
 ]

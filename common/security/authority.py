@@ -39,6 +39,7 @@ from titan.common.security.revocation import LIST_FILE
 AUTHORITY_DAYS = 3650
 DEFAULT_DAYS = 825
 MAX_HOSTS = 64
+BEARER = "list-bearer"
 RESERVED_NAMES = ("ca", "revoked")  # files of the authority itself
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _CLUSTER_NAME = re.compile(r"titan cluster ([0-9a-f]{32})", re.ASCII)

@@ -25,6 +25,12 @@ def due(identity: Identity, *, now: datetime | None = None) -> bool:
     return identity.not_after - (now or datetime.now(UTC)) < SOON
 
 
+def worn(identity: Identity, *, now: datetime | None = None) -> bool:
+    """Whether a daemon that can should renew it by itself: it is due, and two thirds of its life are over."""
+    now = now or datetime.now(UTC)
+    return due(identity, now=now) and identity.not_after - now < (identity.not_after - identity.not_before) / 3
+
+
 def renew_worker(
     channel: CheckedChannel, authority: Authority, *, days: int = DEFAULT_DAYS, timeout_s: float = 10.0
 ) -> Identity:

@@ -138,19 +138,23 @@ class Revocations:
             return True
 
     def offer(self, pem: bytes, bearer: str) -> bool:
-        """Take a list that somebody brought; True when it is newer than what was known, and now on disk and in force.
+        """Take a list that somebody brought; True when it is newer than what was known, and now in force.
+
+        It is kept on disk too. Where that is not possible it counts until the end of the process; `problem` says so.
 
         Raises:
-            CertificateInvalid: not a list of this cluster's authority. SecurityError: the folder cannot be written.
+            CertificateInvalid: not a list of this cluster's authority.
         """
         offered = parse_revocations(pem, self._ca_pem, f"the revocation list from {bearer}")
         with self._lock:
             if offered.number <= self.current.number:
                 return False
-            write_together([NewFile(self.path, offered.pem, PUBLIC)])
+            self.current, self.problem = offered, ""
+            try:
+                write_together([NewFile(self.path, offered.pem, PUBLIC)])
+            except SecurityError as error:
+                self.problem = f"list no. {offered.number} counts until this process ends: {error}"
             self._seen = self._stamp()
-            self.current = offered
-            self.problem = ""
             return True
 
     def _stamp(self) -> tuple[int, int, int] | None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from titan.common.errors import CertificateInvalid, CertificateMissing
-from titan.common.security.authority import Authority
+from titan.common.security.authority import BEARER, Authority, issue
+from titan.common.security.credentials import Credentials, load_credentials
 from titan.common.security.files import PUBLIC, NewFile, locked_folder, write_together
-from titan.common.security.identity import Identity
+from titan.common.security.identity import Identity, Role
 from titan.common.security.ledger import CLOCK_SKEW, issued
 from titan.common.security.revocation import (
     LIST_FILE,
     MAX_REVOKED,
     RevocationList,
+    Revocations,
     load_revocations,
     parse_revocations,
 )
@@ -60,6 +66,27 @@ def revoke(authority: Authority, name: str, *, now: datetime | None = None) -> R
         pem = _sign(authority, serials, old, now).public_bytes(Encoding.PEM)
         write_together([NewFile(authority.folder / LIST_FILE, pem, PUBLIC)])
     return Revoked(parse_revocations(pem, ca_pem, LIST_FILE), fresh)
+
+
+@contextlib.contextmanager
+def list_bearer(authority: Authority) -> Iterator[tuple[Credentials, Revocations]]:
+    """An operator's certificate, for as long as the block takes, and the list to carry: whatever was revoked, the
+    coordinator's own certificate included, the machine that holds the authority can tell the workers.
+
+    Raises:
+        SecurityError: the authority's folder, or a temporary one, cannot be used.
+    """
+    with tempfile.TemporaryDirectory(prefix="titan-") as made:  # 0700
+        folder = Path(made)
+        issued_now = issue(authority, BEARER, role=Role.OPERATOR, days=1, folder=folder)
+        ca_pem = authority.certificate.public_bytes(Encoding.PEM)
+        files = [NewFile(folder / "ca.pem", ca_pem, PUBLIC)]
+        current = load_revocations(authority.folder / "ca.pem", ca_pem)
+        if current.pem:
+            files.append(NewFile(folder / LIST_FILE, current.pem, PUBLIC))
+        write_together(files)
+        credentials = load_credentials(folder / "ca.pem", issued_now.cert_path, issued_now.key_path)
+        yield credentials, Revocations(folder / "ca.pem", ca_pem)
 
 
 def _sign(

@@ -3,7 +3,7 @@
 Plain sockets (`ssl`) speak TLS 1.3 and nothing older. gRPC's Python API has no setting for it: grpcio 1.85 negotiates
 TLS 1.3 between two of its kind, but a server also takes TLS 1.2 from a peer that holds a certificate of the cluster.
 Two things close that, both measured: `peer_identity` refuses a call whose connection is not TLS 1.3 (gRPC reports the
-version), and `require_tls13_for_grpc`, called before the first import of grpc, leaves TLS 1.2 no cipher that works with
+version), and `prepare_grpc`, called before the first import of grpc, leaves TLS 1.2 no cipher that works with
 the cluster's EC keys, so that the handshake itself fails. Without a certificate neither version gets past an alert.
 """
 
@@ -35,13 +35,19 @@ if TYPE_CHECKING:
     import grpc
 
 _GRPC_CIPHERS = "GRPC_SSL_CIPHER_SUITES"  # read once, when grpc is imported; names TLS 1.2 suites only
+_GRPC_VERBOSITY = "GRPC_VERBOSITY"
 _RSA_ONLY = "ECDHE-RSA-AES256-GCM-SHA384"
 SETTLE_S = 0.1
 
 
-def require_tls13_for_grpc() -> bool:
-    """Leave gRPC no TLS 1.2 in this process; True when it came in time (grpc was not imported yet)."""
+def prepare_grpc() -> bool:
+    """Leave gRPC no TLS 1.2 in this process, and no line on standard error for every handshake that fails.
+
+    True when it came in time (grpc was not imported yet). Both are settings of gRPC's own that it has no other way to
+    be given; what somebody has set for the second stays.
+    """
     os.environ[_GRPC_CIPHERS] = _RSA_ONLY
+    os.environ.setdefault(_GRPC_VERBOSITY, "ERROR")  # a stranger could fill the disk with the lines of INFO
     return "grpc" not in sys.modules
 
 
@@ -53,13 +59,18 @@ def grpc_server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([pair], root_certificates=credentials.ca_pem, require_client_auth=True)
 
 
-def grpc_renewable_server_credentials(current: Callable[[], Credentials]) -> grpc.ServerCredentials:
+def grpc_renewable_server_credentials(
+    current: Callable[[], Credentials], begins: Callable[[], None] = lambda: None
+) -> grpc.ServerCredentials:
     """As `grpc_server_credentials`, but each handshake uses what `current` gives then: a renewal needs no restart.
 
     gRPC asks before every handshake, one at a time, and hears "unchanged" as long as `current` gives the same object.
     A new configuration replaces what handshakes on other threads may be about to use: grpcio 1.85 was seen to abort the
     process (346 renewals under 3,600 connections a second). So the answer is held back until those who asked before
     have begun; nobody can ask meanwhile.
+
+    Args:
+        begins: told before each handshake, one at a time.
     """
     import grpc
 
@@ -73,6 +84,7 @@ def grpc_renewable_server_credentials(current: Callable[[], Credentials]) -> grp
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
         with lock:
+            begins()
             newest = current()
             if newest is used:
                 return None

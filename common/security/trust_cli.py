@@ -19,6 +19,7 @@ from titan.common.security.files import read_bounded
 from titan.common.security.identity import Identity, Role, parse_identity
 from titan.common.security.renewal import due, renew_worker
 from titan.common.security.revocation import Revocations
+from titan.common.security.revoke import list_bearer
 from titan.common.security.revoke import revoke as revoke_name
 
 DIR = typer.Option("--dir", help="Folder of the cluster's authority.")
@@ -38,7 +39,8 @@ def revoke(
 ) -> None:
     """Refuse every certificate that NAME has had until now, here and on all workers.
 
-    Open connections end within seconds. A worker that cannot be reached hears of it when a coordinator next connects.
+    Open connections end within seconds, a coordinator's too. A worker that cannot be reached hears of it when a
+    coordinator next connects, a coordinator on another machine from any worker that it uses.
     Exit status 1 when a worker could not be told.
     """
     authority = load_authority(directory)
@@ -48,20 +50,21 @@ def revoke(
         _say(f"{hosts} does not exist: workers hear of it when a coordinator of this folder next connects.")
         return
     config = load_hosts(hosts)
-    others = [worker for worker in config.workers if worker.name != name]
     if name == config.coordinator.name:
-        _say("This is the coordinator's own name: issue it a new certificate with `titan certs issue … --force`.")
-        return
-    credentials = load_credentials(config.tls.ca, config.tls.cert, config.tls.key)
-    revocations = Revocations(config.tls.ca, credentials.ca_pem)
-    revocations.offer(done.revocations.pem, str(directory))  # when hosts.yaml uses another folder
+        _say(
+            "This is the coordinator: `titan certs issue … --force` gives it a new certificate, with which it goes on."
+        )
+    if config.tls.ca.exists():  # hosts.yaml may use another folder
+        Revocations(config.tls.ca, read_bounded(config.tls.ca, mend="")).offer(done.revocations.pem, str(directory))
+    with list_bearer(authority) as (credentials, revocations):
 
-    def tell(channel: CheckedChannel) -> str:
-        sync_revocations(channel, revocations, timeout_s=config.timeouts.probe)
-        return "knows"
+        def tell(channel: CheckedChannel) -> str:
+            sync_revocations(channel, revocations, timeout_s=config.timeouts.probe)
+            return "knows"
 
-    if not all([_with_worker(worker, config, credentials, tell) for worker in others]):
-        raise typer.Exit(1)
+        others = [worker for worker in config.workers if worker.name != name]
+        if not all([_with_worker(worker, config, credentials, tell) for worker in others]):
+            raise typer.Exit(1)
 
 
 def renew(
@@ -85,7 +88,7 @@ def renew(
         if identity.role is not Role.WORKER:
             renewed = issue(authority, identity.name, role=identity.role, hosts=identity.hosts, days=days, force=True)
             until = f"{renewed.identity.not_after:%Y-%m-%d}"
-            _say(f"{identity}: valid until {until}; what runs with the old one goes on until it is started again.")
+            _say(f"{identity}: valid until {until}; {_what_then(identity.role)}")
             continue
         if identity.name not in {worker.name for worker in config.workers}:
             _say(f"{identity}: not in {hosts}. Add it, or enrol it again with `titan enroll`.")
@@ -98,6 +101,12 @@ def renew(
         ok &= _with_worker(config.worker(identity.name), config, credentials, sign_anew)
     if not ok:
         raise typer.Exit(1)
+
+
+def _what_then(role: Role) -> str:
+    if role is Role.COORDINATOR:
+        return "a coordinator that runs uses it for its connections within seconds, nothing has to be started again."
+    return "copy it and its key to where they are used."
 
 
 def _wanted(directory: Path, authority: Authority, names: list[str] | None) -> list[Identity]:

@@ -7,6 +7,7 @@ and the order in which they were chosen, no slots and no time.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -81,6 +82,11 @@ class Forecast:
 
     def gone(self, expert: int) -> None:
         self._evictable.pop(expert, None)
+
+    def emptied(self) -> Forecast:
+        heir = copy(self)
+        heir._evictable = {}
+        return heir
 
     def victim(self, keep: Container[int]) -> int | None:
         value = self._value

@@ -22,6 +22,10 @@ class EvictionPolicy(Protocol):
     def victim(self, keep: Container[int]) -> int | None:
         """The expert to evict first among those not in `keep`; None when there is none."""
 
+    def emptied(self) -> EvictionPolicy:
+        """A policy for another table of the same layer with nothing in it: it knows what this one has learned."""
+        ...
+
 
 class LRU:
     """Least recently used goes first."""
@@ -44,6 +48,9 @@ class LRU:
             if expert not in keep:
                 return expert
         return None
+
+    def emptied(self) -> LRU:
+        return LRU()
 
 
 class LFU:
@@ -76,3 +83,8 @@ class LFU:
     def victim(self, keep: Container[int]) -> int | None:
         candidates = [e for e in self._order if e not in keep]
         return min(candidates, key=lambda e: self._counts.get(e, 0)) if candidates else None
+
+    def emptied(self) -> LFU:
+        heir = LFU(self._decay_uses)
+        heir._counts, heir._uses = dict(self._counts), self._uses
+        return heir

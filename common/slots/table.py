@@ -6,6 +6,7 @@ slot under write is never one that a lookup returns. Not thread-safe: one owner 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ class SlotCounts:
         cancelled: prefetches taken back before their read began.
         streamed: missing experts that were executed past the slots (a prompt's); those kept count as loads too.
         stall_s: seconds spent waiting for reads, `late_s` of them for late prefetches (sigma).
+        installed: loads that nobody waited for with a token under way (pinned or preloaded), `install_s` in seconds.
     """
 
     hits: int = 0
@@ -37,6 +39,14 @@ class SlotCounts:
     streamed: int = 0
     stall_s: float = 0.0
     late_s: float = 0.0
+    installed: int = 0
+    install_s: float = 0.0
+
+    @property
+    def fetch_s(self) -> float | None:
+        """Mean seconds an expert that was waited for; None before the first."""
+        waited_for = self.loads - self.prefetched
+        return (self.stall_s - self.late_s + self.install_s) / waited_for if waited_for > 0 else None
 
 
 class SlotTable:
@@ -56,7 +66,13 @@ class SlotTable:
         self._free = list(range(capacity - 1, -1, -1))
         self._reserved: dict[int, int] = {}
         self.lost = 0
+        self.uses: Counter[int] = Counter()  # how often each expert was looked up
         self._unused: set[int] = set()  # prefetched and not chosen yet
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that hold nothing and wait for nothing."""
+        return len(self._free)
 
     @property
     def evictable_slots(self) -> int:
@@ -71,6 +87,7 @@ class SlotTable:
     def look_up(self, experts: Sequence[int]) -> list[int]:
         """Count and remember the use of distinct `experts`; return those that are not mapped, in order."""
         self.policy.selected(experts)
+        uses = self.uses
         if self._unused:
             came_in_time = self._unused.intersection(experts)
             self.counts.useful += len(came_in_time)
@@ -79,6 +96,7 @@ class SlotTable:
         slots, pinned = self.slots, self.pinned
         hits = 0
         for expert in experts:
+            uses[expert] += 1
             if expert in slots:
                 hits += 1
                 if expert not in pinned:

@@ -24,6 +24,7 @@ RECEIVE_BYTES = 128 << 10  # taken from the kernel at once
 BUFFER_BYTES = 64 << 10  # a buffer for frames; larger ones are made when a frame needs one, and not kept
 SPARE_BUFFERS = 4
 WRITE_BYTES = 256 << 10  # encrypted at once
+MAX_RECORDS = 1 << 24  # AES-GCM's limit is 2^24.5; whoever opened the lane replaces it long before
 MAX_UNSENT_BYTES = 4 * MAX_MESSAGE_BYTES  # beyond it the peer has stopped reading
 KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPALIVE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # s, s, s, probes
 
@@ -55,7 +56,7 @@ class LaneSocket:
     ) -> None:
         sock.setblocking(False)
         self.ended = False
-        self.bytes_received = self.records_sent = 0
+        self._records_sent = self._records_received = 0
         self._sock, self._tls, self._incoming, self._outgoing = sock, tls, incoming, outgoing
         self.allowed = allowed
         self._lock = threading.Lock()
@@ -76,6 +77,11 @@ class LaneSocket:
         certificate = self._tls.getpeercert(binary_form=True)
         assert certificate is not None, "both ends ask for a certificate"
         return certificate
+
+    @property
+    def records(self) -> int:
+        """TLS records so far in the direction that had more, about; beyond MAX_RECORDS the lane ends."""
+        return max(self._records_sent, self._records_received)
 
     @property
     def unsent_bytes(self) -> int:
@@ -123,9 +129,11 @@ class LaneSocket:
                     if count == 0:
                         self.ended = True
                         raise WorkerLost("the other side closed the lane")
-                    self.bytes_received += count
+                    self._records_received += count >> 14
                     self._incoming.write(self._raw[:count])
-                return self._frames()
+                frames = self._frames()
+                self._records_received += len(frames)
+                return frames
             except (BlockingIOError, InterruptedError):
                 return []
             except OSError as error:
@@ -175,6 +183,10 @@ class LaneSocket:
     def _check(self) -> None:
         if self.ended:
             raise WorkerLost("the lane has ended")
+        if self.records > MAX_RECORDS:
+            self.ended = True
+            self.interrupt()  # whoever reads takes the lane out
+            raise WorkerLost("the lane's keys are used up")
 
     def _broken(self, error: OSError) -> WorkerLost:
         self.ended = True
@@ -188,7 +200,7 @@ class LaneSocket:
 
     def _write(self, data: bytes | memoryview) -> None:
         self._tls.write(data)
-        self.records_sent += 1 + (len(data) >> 14)
+        self._records_sent += 1 + (len(data) >> 14)
         self._flush()
 
     def _flush(self) -> None:
@@ -202,6 +214,7 @@ class LaneSocket:
             self._unsent_bytes += len(data)
             if self._unsent_bytes > MAX_UNSENT_BYTES:
                 self.ended = True
+                self.interrupt()
                 raise WorkerLost("the other side of the lane has stopped reading")
             self._unsent.append(memoryview(data))
         while self._unsent:

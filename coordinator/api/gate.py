@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from titan.common.errors import EngineFailed, QueueFull, TitanError
 from titan.common.log import get_logger
+from titan.common.origin import check_local
 from titan.coordinator.api.auth import ApiKeys, Key
 from titan.coordinator.api.errors import error_response
-from titan.coordinator.api.origin import check_local
 
 __all__ = ["CLIENT_CLOSED_REQUEST", "Gate", "request_id"]
 

@@ -5,13 +5,13 @@ NAME user|operator sha256:HEX [requests_per_minute=N]
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from pathlib import Path
 
 from titan.common.config.api_key import read_api_key
 from titan.common.errors import ConfigError
+from titan.common.whole_file import whole_file
 from titan.coordinator.api.auth import ApiKeys, Key, key_digest
 
 __all__ = ["add_key", "read_keys"]
@@ -45,14 +45,12 @@ def add_key(path: Path, name: str, *, operator: bool, requests_per_minute: int |
     line = f"{name} {'operator' if operator else 'user'} sha256:{key_digest(key).hex()}{limit}"
     if not _LINE.fullmatch(line):
         raise ConfigError(f"{name!r} is no name for a key", "use letters, digits, dots, dashes and underscores")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write("\n".join([*lines, line]) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path, mode=0o600) as file:
+            file.write(("\n".join([*lines, line]) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror or error})", "choose another --file") from error
     return key
 
 

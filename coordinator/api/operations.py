@@ -83,6 +83,7 @@ def _engine(service: Service) -> dict[str, Any]:
         "running": status.running,
         "decoding": status.decoding,
         "prefilling": status.prefilling,
+        "set_back": status.set_back,
         "queued": status.queued,
         "kv_tokens": status.kv_tokens,
         "kv_budget_tokens": status.kv_budget_tokens,

@@ -19,15 +19,13 @@ import numpy as np
 from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.errors import WorkerUnreachable
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
+from titan.coordinator.bench.alone import greedy_tokens
 from titan.coordinator.bench.placement import on_workers
 from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.demo.cluster import LoopbackCluster
-from titan.coordinator.generation.decode import decode
 from titan.coordinator.generation.model import LoadedModel
-from titan.coordinator.generation.request import Sampling
-from titan.coordinator.generation.sampling import make_sampler
 from titan.coordinator.moe.dispatch import Dispatcher
-from titan.coordinator.remote.exchange import Exchange, Failed, Hedge, OnResult, Outstanding
+from titan.coordinator.remote.exchange import Exchange, Failed, Hedge, OnFailure, OnResult, Outstanding
 from titan.coordinator.remote.lane_transport import LaneTransport
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Transport
@@ -37,6 +35,7 @@ PARTS = ("prepare", "serialise", "wire", "queue", "compute", "join")
 WARM_UP = 30
 PAUSE_S = 300e-6
 FIRST_ID = 1 << 61
+PROMPT = (11, 12, 13, 14)
 PATIENCE = {"timeouts": {"execute": "10s"}}  # a noisy machine shall not fail over in the middle of a measurement
 
 
@@ -110,12 +109,12 @@ def bench_decode(model: Path, tokens: int, runs: int, on_phase: Callable[[str], 
             cluster = _coordinator(loopback, name)
             stack.callback(cluster.close)
             loaded[name] = cluster.load()
-            _decode(loaded[name], tokens)
+            greedy_tokens(loaded[name], PROMPT, tokens)
         for run in range(runs):
             on_phase(f"decoding {run + 1} of {runs}")
             for name in TRANSPORTS:
                 started = time.perf_counter()
-                outputs.append(_decode(loaded[name], tokens))
+                outputs.append(greedy_tokens(loaded[name], PROMPT, tokens))
                 seconds[name].append(time.perf_counter() - started)
     per_layer = 1e6 / tokens / layers
     pairs = list(zip(seconds["lane"], seconds["grpc"], strict=True))
@@ -135,14 +134,6 @@ def _coordinator(loopback: LoopbackCluster, transport: str) -> Cluster:
     loopback.hosts = loopback.hosts.model_copy(update={"transport": transport})
     names = (loopback.hosts.coordinator.name, *(worker.name for worker in loopback.hosts.workers))
     return loopback.coordinator(ClusterOptions(plan=on_workers(loopback.checkpoint, names)))
-
-
-def _decode(loaded: LoadedModel, tokens: int) -> list[int]:
-    sampler = make_sampler(Sampling(temperature=0))
-    steps = decode(
-        loaded.model, [11, 12, 13, 14], loaded.make_cache(), sampler=sampler, max_tokens=tokens, lookahead=False
-    )
-    return [step.token for step in steps]
 
 
 class _TimedExchange(Exchange):
@@ -166,8 +157,10 @@ class _TimedExchange(Exchange):
         super().send(transport, call, positions, times)
         self.sent = time.perf_counter()
 
-    def collect(self, on_result: OnResult, hedge: Hedge | None = None) -> list[Failed]:
-        del hedge
+    def collect(
+        self, on_result: OnResult, hedge: Hedge | None = None, on_failure: OnFailure | None = None
+    ) -> list[Failed]:
+        del hedge, on_failure
 
         def timed(outstanding: Outstanding, result: ExecuteResult) -> None:
             self.replies.append((time.perf_counter(), result))

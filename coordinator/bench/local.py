@@ -18,11 +18,9 @@ from mlx_lm.utils import load_model
 from titan.common.config.hosts import HostsConfig
 from titan.common.registry import Checkpoint, open_checkpoint
 from titan.common.slots.buffers import slot_bytes
+from titan.coordinator.bench.alone import greedy_tokens
 from titan.coordinator.cluster import Cluster, ClusterOptions
-from titan.coordinator.generation.decode import decode
 from titan.coordinator.generation.model import LoadedModel
-from titan.coordinator.generation.request import Sampling
-from titan.coordinator.generation.sampling import make_sampler
 
 PROMPT_TOKENS = 16
 
@@ -58,13 +56,13 @@ def bench_decode(path: Path, tokens: int, repeats: int, on_repeat: Callable[[int
         return [int(token) for token, _ in generate_step(mx.array(prompt), reference, max_tokens=tokens)]
 
     def resident() -> list[int]:
-        return run(loaded, prompt, tokens, lookahead=True)
+        return greedy_tokens(loaded, prompt, tokens, lookahead=True)
 
     def demand() -> list[int]:
         for layer in cluster.layers.values():
             layer.whole = False  # every expert stays in its slot, but each layer asks for it
         try:
-            return run(loaded, prompt, tokens, lookahead=False)
+            return greedy_tokens(loaded, prompt, tokens)
         finally:
             for layer in cluster.layers.values():
                 layer.whole = True
@@ -102,13 +100,6 @@ def load_alone(checkpoint: Checkpoint, experts_bytes: int | None = None) -> tupl
     hosts = HostsConfig.model_validate({"model": str(checkpoint.path), "coordinator": {"memory": experts_bytes}})
     cluster = Cluster(hosts, checkpoint, None, ClusterOptions())
     return cluster, cluster.load()
-
-
-def run(loaded: LoadedModel, prompt: list[int], tokens: int, *, lookahead: bool) -> list[int]:
-    """Greedy tokens that continue `prompt`."""
-    sampler = make_sampler(Sampling(temperature=0))
-    steps = decode(loaded.model, prompt, loaded.make_cache(), sampler=sampler, max_tokens=tokens, lookahead=lookahead)
-    return [step.token for step in steps]
 
 
 def _time(work: Callable[[], object]) -> float:

@@ -15,7 +15,8 @@ from titan.common.errors import EngineFailed
 from titan.common.platform import process_memory_bytes, process_peak_bytes
 from titan.common.registry import open_checkpoint
 from titan.common.slots.buffers import slot_bytes
-from titan.coordinator.bench.local import load_alone, run
+from titan.coordinator.bench.alone import greedy_tokens
+from titan.coordinator.bench.local import load_alone
 from titan.coordinator.host.budget import kv_bytes_per_token, non_expert_bytes
 
 ALLOWANCE_BYTES = 300 << 20
@@ -60,7 +61,7 @@ def measure(path: Path, slots: int, tokens: int) -> MemoryFigures:
     slots = min(slots, shape.num_experts)
     cluster, loaded = load_alone(checkpoint, slots * sum(slot_bytes(spec, "float32") for spec in shape.layers))
     prompt = [(7 * i) % 1000 + 1 for i in range(PROMPT_TOKENS)]
-    run(loaded, prompt, tokens, lookahead=False)
+    greedy_tokens(loaded, prompt, tokens)
     kv = -(-(PROMPT_TOKENS + tokens) // 256) * 256 * kv_bytes_per_token(checkpoint, cluster.dtype)
     held = sum(layer.buffers.nbytes for layer in cluster.layers.values())
     figures = MemoryFigures(

@@ -18,11 +18,12 @@ from pathlib import Path
 import mlx.core as mx
 
 from titan.common.config.hosts import HostsConfig
-from titan.coordinator.bench.local import run
+from titan.coordinator.bench.alone import greedy_tokens
 from titan.coordinator.bench.placement import on_workers
 from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.demo.cluster import LoopbackCluster
 from titan.coordinator.generation.model import LoadedModel
+from titan.coordinator.moving import begin_move, finish_move, move_layer
 from titan.coordinator.planning import expected_step_s
 from titan.placement import Plan, Problem, solve
 
@@ -82,24 +83,24 @@ def _measure(
     tokens: int,
     repeats: int,
 ) -> Prediction:
-    for position in cluster.begin_plan(plan):
-        cluster.move_layer(plan, position)
-    cluster.finish_plan(plan)
+    for position in begin_move(cluster, plan):
+        move_layer(cluster, plan, position)
+    finish_move(cluster, plan)
     assert cluster.dispatcher is not None
     if name != "searched":
         cluster.dispatcher.costs = None  # whoever the plan names executes, also where reading would be cheaper
     cluster.wait_for_workers()
-    run(loaded, PROMPT, tokens, lookahead=False)
+    greedy_tokens(loaded, PROMPT, tokens)
     executed = cluster.dispatcher.executed
     before, everything = sum(executed.remote.values()), _pairs(cluster)
     seconds = []
     for _ in range(repeats):
         mx.synchronize()
         start = time.perf_counter()
-        run(loaded, PROMPT, 1, lookahead=False)
+        greedy_tokens(loaded, PROMPT, 1)
         prefill_s = time.perf_counter() - start
         start = time.perf_counter()
-        run(loaded, PROMPT, tokens + 1, lookahead=False)
+        greedy_tokens(loaded, PROMPT, tokens + 1)
         seconds.append((time.perf_counter() - start - prefill_s) / tokens)
     measured_s = statistics.median(seconds)
     predicted_s = expected_step_s(problem, plan)

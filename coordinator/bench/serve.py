@@ -20,6 +20,7 @@ from mlx_lm.utils import load_model
 from titan.common.registry import open_checkpoint
 from titan.coordinator.bench.local import load_alone
 from titan.coordinator.generation import Engine, GenerationRequest, Handle, LoadedModel, Sampling, TextDelta
+from titan.coordinator.generation.room import GROWTH_TOKENS
 
 PROMPT_TOKENS = 32
 READY_S = 600.0
@@ -77,7 +78,7 @@ def bench_engine(
             reference.set_dtype(mx.float32)
         mx.eval(reference.parameters())
         references.append(reference)
-        return replace(loaded, kv_tokens=max(batches) * (PROMPT_TOKENS + tokens))
+        return replace(loaded, kv_tokens=max(batches) * (PROMPT_TOKENS + tokens + GROWTH_TOKENS))
 
     references: list[Callable[..., mx.array]] = []
     engine = Engine(load, max_sequences=max(batches), queue_limit=max(batches))

@@ -16,7 +16,8 @@ from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.experts import ExpertLayer
 from titan.common.registry import ModelShape
 from titan.coordinator.calibration.timing import Measured, measure
-from titan.coordinator.moe.dispatch import Dispatcher, Worker
+from titan.coordinator.moe.dispatch import Dispatcher
+from titan.coordinator.moe.workers import Worker
 from titan.coordinator.remote.exchange import Exchange
 
 MANY_ROWS = 32

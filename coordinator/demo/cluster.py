@@ -76,9 +76,9 @@ class LoopbackCluster:
         with ExitStack() as stack:
             self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="titan-demo-")))
             authority = init_authority(self.certs)
-            issue(authority, "coordinator", role=Role.COORDINATOR, hosts=["localhost"], days=1)
+            issue(authority, "coordinator", role=Role.COORDINATOR, hosts=["localhost"], days=30)
             for name in self._names:
-                issue(authority, name, role=Role.WORKER, hosts=["localhost"], days=1)
+                issue(authority, name, role=Role.WORKER, hosts=["localhost"], days=30)
             self.workers = [stack.enter_context(self._process(name)) for name in self._names]
             addresses = [worker.wait_until_listening() for worker in self.workers]
             self.hosts = HostsConfig.model_validate(

@@ -33,6 +33,7 @@ class WorkerProcess:
         model: its own copy of the checkpoint, or None to be sent its experts.
         port: 0 takes a free one.
         program: what to run instead of titan-worker, with the same options.
+        arguments: further ones.
     """
 
     def __init__(
@@ -43,13 +44,14 @@ class WorkerProcess:
         model: Path | None = None,
         port: int = 0,
         program: tuple[str, ...] = PROGRAM,
+        arguments: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.address = ""
         self.log: deque[dict] = deque(maxlen=KEPT_LOG_LINES)
         self._listening = threading.Event()
         command = [*program, "--listen", f"127.0.0.1:{port}", "--certs", str(certs), "--name", name]
-        command += ["--memory", str(memory), "--log-format", "json", "--with-parent"]
+        command += ["--memory", str(memory), "--log-format", "json", "--with-parent", *arguments]
         if model is not None:
             command += ["--model", str(model)]
         self.process = subprocess.Popen(

@@ -15,6 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from titan.coordinator.generation.grammar import Grammars
 from titan.coordinator.generation.prompt_cache import PromptCache
+from titan.coordinator.generation.room import GROWTH_TOKENS
 from titan.coordinator.generation.vocabulary import Vocabulary
 
 __all__ = ["DEFAULT_PREFILL_STEP_TOKENS", "LoadedModel", "ServedModel"]
@@ -36,10 +37,10 @@ class LoadedModel:
         close: lets go of what `load` took (sessions, files, memory).
         prefill_step_tokens: prompt tokens a forward pass.
         shared_step_tokens: at most so many of them while other sequences decode, which wait for it.
-        lookahead: start the next step before the current token is read. It hides the host's work where a step
-            runs wholly on the device; where every layer waits for its experts it brings nothing and costs a
-            wasted step at the end of an answer.
-        kv_tokens: tokens that KV memory is planned for, all sequences together; None takes `context_tokens`.
+        lookahead: asked at each step, whether to start the next one before the current token is read. It hides the
+            host's work where a step runs wholly on the device; where every layer waits for its experts it brings
+            nothing and costs a wasted step at the end of an answer.
+        kv_tokens: places that KV memory is planned for, all sequences together; None takes what one may need.
         prompt_cache: keeps the KV of prompts; None for not at all.
     """
 
@@ -51,14 +52,14 @@ class LoadedModel:
     close: Callable[[], None]
     prefill_step_tokens: int = DEFAULT_PREFILL_STEP_TOKENS
     shared_step_tokens: int = DEFAULT_SHARED_STEP_TOKENS
-    lookahead: bool = True
+    lookahead: Callable[[], bool] = lambda: True
     kv_tokens: int | None = None
     prompt_cache: PromptCache | None = None
 
     @property
     def kv_budget_tokens(self) -> int:
         """Never less than one request may need."""
-        return max(self.kv_tokens or 0, self.context_tokens)
+        return max(self.kv_tokens or 0, self.context_tokens + GROWTH_TOKENS)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ class Observer(Protocol):
     def next_token(self, seconds: float) -> None:
         """Between two tokens of a request."""
 
+    def set_back(self) -> None:
+        """A sequence's KV has made room for others; it will be run again."""
+
     def finished(self, outcome: Outcome, usage: Usage, timings: Timings) -> None:
         """A request is over."""
 
@@ -44,6 +47,9 @@ class Unobserved:
         pass
 
     def next_token(self, seconds: float) -> None:
+        pass
+
+    def set_back(self) -> None:
         pass
 
     def finished(self, outcome: Outcome, usage: Usage, timings: Timings) -> None:

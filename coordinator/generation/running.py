@@ -12,6 +12,7 @@ from titan.coordinator.generation.batch import LogitsProcessor, Row
 from titan.coordinator.generation.events import Finished, FinishReason, Timings, Usage
 from titan.coordinator.generation.handle import Job
 from titan.coordinator.generation.observer import Observer
+from titan.coordinator.generation.room import Need
 from titan.coordinator.generation.sampling import make_sampler
 from titan.coordinator.generation.sequence import Sequence
 from titan.coordinator.generation.step import Step
@@ -38,16 +39,17 @@ class Running(Row):
         self.sequence = Sequence(tokenizer, request)
         self.cached_tokens = 0
         self.asleep = False  # the reader has something new and was not woken yet
+        self.reserved = False  # all that it may come to need is set aside: it is not set back (again)
         self.tokens: list[int] = []  # that were drawn; the last one is not in the KV cache yet
         self._observer = observer
-        self._admitted_s = time.monotonic()
+        self.admitted_s = time.monotonic()
         self._first_s: float | None = None
-        self._last_s = self._admitted_s
+        self._last_s = self.admitted_s
 
-    @property
-    def kv_tokens(self) -> int:
-        """Places in the KV cache that the request may come to need."""
-        return len(self.job.request.prompt) + self.job.request.max_tokens
+    def need(self, *, decoding: bool) -> Need:
+        """Places in the KV cache that it fills, and may come to fill."""
+        prompt = len(self.job.request.prompt)
+        return Need(prompt + len(self.tokens), prompt + self.job.request.max_tokens, decoding)
 
     def take(self, step: Step, now: float) -> bool:
         """Take the next token, deliver what became final; True when the answer has ended."""
@@ -85,4 +87,4 @@ class Running(Row):
     def timings(self) -> Timings:
         now = time.monotonic()
         first_s = now if self._first_s is None else self._first_s
-        return Timings(self._admitted_s - self.job.submitted_s, first_s - self._admitted_s, now - first_s)
+        return Timings(self.admitted_s - self.job.submitted_s, first_s - self.admitted_s, now - first_s)

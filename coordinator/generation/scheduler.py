@@ -2,6 +2,10 @@
 
 Between two steps of running streams lies at most one piece of one prompt, so the longest pause of a stream is one
 chunk and one step. Prompts are run first come, first served.
+
+A request is admitted when KV memory has room for all as they are and AHEAD_TOKENS further. Should it run short after
+all, the sequence that came last is set back: its KV is dropped, and it goes on, with all that it may need set aside,
+once there is room. So nothing is set back twice, and the one that came first never.
 """
 
 from __future__ import annotations
@@ -9,7 +13,8 @@ from __future__ import annotations
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -25,13 +30,28 @@ from titan.coordinator.generation.prefill import Prefill
 from titan.coordinator.generation.processors import make_processors
 from titan.coordinator.generation.prompt_cache import can_hold
 from titan.coordinator.generation.request import GenerationRequest
+from titan.coordinator.generation.room import Need, peak_places
 from titan.coordinator.generation.running import Running
 
-__all__ = ["Scheduler"]
+__all__ = ["Occupancy", "Scheduler"]
+
+AHEAD_TOKENS = 256
+_NEXT_STEPS = 2  # the one that may be under way, and the one after it
 
 OnEnd = Callable[[Job, Finished | TitanError], None]
 
 log = get_logger("coordinator.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Sequences in the batch, with prompts to run, and set back; places of KV memory that they use, and its size."""
+
+    decoding: int = 0
+    prefilling: int = 0
+    set_back: int = 0
+    kv_tokens: int = 0
+    kv_budget_tokens: int = 0
 
 
 class Scheduler:
@@ -53,51 +73,42 @@ class Scheduler:
         self._reusable = loaded.prompt_cache is not None and can_hold(loaded.make_cache())
         self._batch: Batch[Running] = Batch(loaded.model)
         self._prefills: deque[tuple[Running, Prefill]] = deque()
+        self._set_back: deque[Running] = deque()  # the one that came first goes on first
 
     @property
     def idle(self) -> bool:
-        return not self._batch.rows and not self._prefills
+        return not self._batch.rows and not self._prefills and not self._set_back
 
     @property
-    def decoding(self) -> int:
-        return len(self._batch)
-
-    @property
-    def prefilling(self) -> int:
-        return len(self._prefills)
-
-    @property
-    def kv_tokens(self) -> int:
-        """Places in KV memory that the admitted sequences may come to need: padded to the longest, as they lie."""
-        wanted = self._wanted()
-        return len(wanted) * max(wanted, default=0)
+    def occupancy(self) -> Occupancy:
+        places = peak_places(self._needs(_NEXT_STEPS))
+        counts = len(self._batch), len(self._prefills), len(self._set_back)
+        return Occupancy(*counts, places, self._loaded.kv_budget_tokens)
 
     def fits(self, request: GenerationRequest) -> bool:
         """Whether KV memory and the batch have room for a request now."""
-        wanted = [*self._wanted(), len(request.prompt) + request.max_tokens]
-        return len(wanted) <= self._max_sequences and len(wanted) * max(wanted) <= self._loaded.kv_budget_tokens
+        prompt = len(request.prompt)
+        return (
+            not self._set_back
+            and len(self._batch) + len(self._prefills) < self._max_sequences
+            and self._has_room(AHEAD_TOKENS, Need(prompt, prompt + request.max_tokens, False).within(AHEAD_TOKENS))
+        )
 
     def admit(self, job: Job) -> None:
         """Take a job in; it fits."""
-        request = job.request
         try:
-            running = Running(job, self._loaded.tokenizer, make_processors(request, self._grammars), self._observer)
-            cache = self._loaded.make_cache()
-            prefill = Prefill(
-                self._loaded.model,
-                request.prompt,
-                cache,
-                self._loaded.prefill_step_tokens,
-                self._loaded.prompt_cache,
-            )
+            processors = make_processors(job.request, self._grammars)
+            self._begin(Running(job, self._loaded.tokenizer, processors, self._observer))
         except TitanError as error:
             self._on_end(job, error)
-        else:
-            self._prefills.append((running, prefill))
 
     def turn(self) -> None:
-        """Drop what was cancelled, do one piece of one prompt, step the batch."""
+        """Drop what was cancelled, see that there is room, do one piece of one prompt, step the batch."""
         self._drop_cancelled()
+        if not self._has_room(_NEXT_STEPS):
+            self._make_room()
+        elif self._set_back:
+            self._go_on()
         self._prefill()
         if self._batch.rows:
             self._step()
@@ -108,53 +119,83 @@ class Scheduler:
 
     def fail_all(self, error: Exception) -> None:
         """End every request with an error, and begin with an empty batch."""
-        running = [*self._batch.rows, *(row for row, _ in self._prefills)]
+        running = [*self._batch.rows, *(row for row, _ in self._prefills), *self._set_back]
         self._batch = Batch(self._loaded.model)
         self._prefills.clear()
+        self._set_back.clear()
         for row in running:
             self._fail(row, error)
 
-    # ----------------------------------------------------------------------------------------------------------------
+    # room in KV memory ----------------------------------------------------------------------------------------------
 
-    def _wanted(self) -> list[int]:
-        return [row.kv_tokens for row in self._batch.rows] + [row.kv_tokens for row, _ in self._prefills]
-
-    def _drop_cancelled(self) -> None:
-        if any(row.job.cancelled for row, _ in self._prefills):
-            cancelled = [row for row, _ in self._prefills if row.job.cancelled]
-            self._prefills = deque(pair for pair in self._prefills if not pair[0].job.cancelled)
-            for row in cancelled:
-                self._finish(row)
-        rows = self._batch.rows
-        if any(row.job.cancelled for row in rows):
-            self._batch.keep([i for i, row in enumerate(rows) if not row.job.cancelled])
+    def _needs(self, steps: int) -> Iterator[Need]:
+        """What is in KV memory, looking so many steps ahead; all the way for what has been reserved."""
+        for rows, decoding in ((self._batch.rows, True), ([row for row, _ in self._prefills], False)):
             for row in rows:
-                if row.job.cancelled:
-                    self._finish(row)
+                need = row.need(decoding=decoding)
+                yield need if row.reserved else need.within(steps)
+
+    def _has_room(self, steps: int, *more: Need) -> bool:
+        return peak_places([*self._needs(steps), *more]) <= self._loaded.kv_budget_tokens
+
+    def _make_room(self) -> None:
+        if self._batch.under_way:
+            self._step(joining=True)
+        while not self._has_room(_NEXT_STEPS):
+            rows = [*self._batch.rows, *(row for row, _ in self._prefills)]
+            last = max((row for row in rows if not row.reserved), key=lambda row: row.admitted_s)
+            if last in self._batch.rows:
+                self._remember(last)
+                self._batch.keep([i for i, row in enumerate(self._batch.rows) if row is not last])
+            self._prefills = deque(pair for pair in self._prefills if pair[0] is not last)
+            self._set_back.appendleft(last)
+            self._observer.set_back()
+            log.info("a sequence makes room for others", request=last.job.request.request_id)
+        mx.clear_cache()
+
+    def _go_on(self) -> None:
+        """Let the first that was set back go on if all that it may need can be set aside."""
+        row = self._set_back[0]
+        if self._has_room(AHEAD_TOKENS, row.need(decoding=False)):
+            self._set_back.popleft()
+            row.reserved = True
+            self._begin(row)
+
+    # prompts --------------------------------------------------------------------------------------------------------
+
+    def _begin(self, row: Running) -> None:
+        """Run its prompt, and what it has drawn already."""
+        loaded, tokens = self._loaded, [*row.job.request.prompt, *row.tokens]
+        prefill = Prefill(loaded.model, tokens, loaded.make_cache(), loaded.prefill_step_tokens, loaded.prompt_cache)
+        self._prefills.append((row, prefill))
 
     def _prefill(self) -> None:
         if not self._prefills:
             return
         running, prefill = self._prefills[0]
+        job = running.job
         started = time.monotonic()
         try:
             if not prefill.complete:
                 ran = prefill.advance(self._loaded.shared_step_tokens if self._batch.rows else None)
                 if ran:
                     self._observer.prefilled(ran, time.monotonic() - started)
-            running.job.prefilled_tokens = prefill.done_tokens
+            job.prefilled_tokens = min(prefill.done_tokens, len(job.request.prompt))
         except Exception as error:
             self._prefills.popleft()
-            log.error("a request failed in its prompt", exc_info=True, request=running.job.request.request_id)
+            log.error("a request failed in its prompt", exc_info=True, request=job.request.request_id)
             traceback.clear_frames(error.__traceback__)  # they hold the request's KV cache
             self._fail(running, error)
             return
-        if prefill.complete and not running.job.cancelled:
+        if prefill.complete and not job.cancelled:
             if self._batch.under_way:
                 self._step(joining=True)
             self._prefills.popleft()
-            running.cached_tokens = prefill.cached_tokens
+            if not running.tokens:
+                running.cached_tokens = prefill.cached_tokens
             self._batch.join(running, prefill.cache)
+
+    # steps ----------------------------------------------------------------------------------------------------------
 
     def _step(self, *, joining: bool = False) -> None:
         batch = self._batch
@@ -162,7 +203,7 @@ class Scheduler:
         rows = batch.rows
 
         def lookahead() -> bool:
-            return self._loaded.lookahead and not joining and not any(row.job.cancelled for row in rows)
+            return self._loaded.lookahead() and not joining and not any(row.job.cancelled for row in rows)
 
         try:
             outcomes = batch.step(lookahead=lookahead)
@@ -208,6 +249,20 @@ class Scheduler:
             return self._batch.keys_and_values(index, start, end)
 
         prompt_cache.insert([*prompt, *row.tokens[:-1]], keys_and_values)
+
+    # ends -----------------------------------------------------------------------------------------------------------
+
+    def _drop_cancelled(self) -> None:
+        gone = [row for row in (*(row for row, _ in self._prefills), *self._set_back) if row.job.cancelled]
+        if gone:
+            self._prefills = deque(pair for pair in self._prefills if pair[0] not in gone)
+            self._set_back = deque(row for row in self._set_back if row not in gone)
+        rows = self._batch.rows
+        if any(row.job.cancelled for row in rows):
+            self._batch.keep([i for i, row in enumerate(rows) if not row.job.cancelled])
+            gone += [row for row in rows if row.job.cancelled]
+        for row in gone:
+            self._finish(row)
 
     def _finish(self, row: Running) -> None:
         finished = row.finished()

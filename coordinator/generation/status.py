@@ -22,7 +22,8 @@ class EngineStatus:
         cancelling: of these, the ones that were told to end.
         decoding, prefilling: of these, the ones in the batch and the ones whose prompt is not done.
         queued: requests that wait.
-        kv_tokens, kv_budget_tokens: places in KV memory that are spoken for, and how many there are.
+        set_back: of these, the ones whose KV made room for others; they go on when there is room again.
+        kv_tokens, kv_budget_tokens: places in KV memory that are in use or will be soon, and how many there are.
         restarts: times that the loop began anew after a failure.
         completed, failed, cancelled: requests that ended so, since the start.
     """
@@ -33,6 +34,7 @@ class EngineStatus:
     cancelling: int = 0
     decoding: int = 0
     prefilling: int = 0
+    set_back: int = 0
     queued: int = 0
     kv_tokens: int = 0
     kv_budget_tokens: int = 0

@@ -12,6 +12,7 @@ from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.errors import MemoryBudgetError
 from titan.common.registry import Checkpoint
 from titan.common.units import format_bytes
+from titan.coordinator.generation.room import GROWTH_TOKENS
 
 MAX_CONTEXT_TOKENS = 32_768  # default limit: a KV cache is reserved in full
 SEQUENCES = 8  # of a short context, KV is planned for so many, within MAX_CONTEXT_TOKENS
@@ -51,7 +52,7 @@ def host_memory(
     """
     own = _number(checkpoint, "max_position_embeddings") or 4096
     tokens = min(own, context or MAX_CONTEXT_TOKENS)
-    kv_tokens = max(tokens, min(SEQUENCES * tokens, MAX_CONTEXT_TOKENS))
+    kv_tokens = max(tokens, min(SEQUENCES * tokens, MAX_CONTEXT_TOKENS)) + SEQUENCES * GROWTH_TOKENS
     kv_bytes = kv_tokens * kv_bytes_per_token(checkpoint, dtype) + prompt_cache_bytes
     non_expert = non_expert_bytes(checkpoint, dtype)
     if experts_bytes is None:
@@ -80,10 +81,7 @@ def stream_width(expert_bytes: int, num_experts: int, budget_bytes: int) -> int:
 
 def kv_bytes_per_token(checkpoint: Checkpoint, dtype: str) -> int:
     """Keys and values of all layers for one token."""
-    heads = _number(checkpoint, "num_attention_heads") or 1
-    kv_heads = _number(checkpoint, "num_key_value_heads") or heads
-    head_dim = _number(checkpoint, "head_dim") or checkpoint.shape.hidden_size // heads
-    return 2 * checkpoint.shape.num_layers * kv_heads * head_dim * COMPUTE_DTYPES[dtype][1].size
+    return checkpoint.shape.num_layers * checkpoint.cache_width * COMPUTE_DTYPES[dtype][1].size
 
 
 def non_expert_bytes(checkpoint: Checkpoint, dtype: str) -> int:

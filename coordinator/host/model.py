@@ -17,12 +17,15 @@ from mlx_lm.utils import load_model
 from titan.common.errors import CheckpointContradiction
 from titan.common.experts import ExpertLayer
 from titan.common.registry import Checkpoint, ModelShape
+from titan.common.registry.families import FAMILIES
 from titan.common.slots import make_policy
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import ExpertStore, ReaderPool
 from titan.common.stream import LayerStream
+from titan.coordinator.host.routers import Router, descend
 from titan.coordinator.moe.hook import Executor, Faults, TitanSwitchGLU
-from titan.coordinator.moe.recorder import Recorder, WatchedRouter
+from titan.coordinator.moe.layer_times import LayerTimes
+from titan.coordinator.moe.recorder import Recorder
 from titan.placement import Plan
 
 
@@ -32,7 +35,7 @@ class HostModel:
     Args:
         module: mlx-lm's model with hooks in place.
         hooks: by the model's layer number.
-        routers: the MoE layers' routers in the order they run: hidden states [N, D] -> logits [N, E].
+        routers: the MoE layers' routers in the order they run.
         faults: where the hooks record what went wrong.
     """
 
@@ -40,7 +43,7 @@ class HostModel:
         self,
         module: nn.Module,
         hooks: Mapping[int, TitanSwitchGLU],
-        routers: Sequence[Callable[[mx.array], mx.array]],
+        routers: Sequence[Router],
         faults: Faults,
     ) -> None:
         self.module = module
@@ -48,6 +51,7 @@ class HostModel:
         self._hooks = hooks
         self._faults = faults
         self._recorder: Recorder | None = None
+        self._times: LayerTimes | None = None
 
     def record(self, path: Path, shape: ModelShape) -> None:
         """Record every step's routing in a trace file from now on; `close` ends it.
@@ -55,14 +59,15 @@ class HostModel:
         Raises:
             StoreError: the file cannot be written.
         """
-        routers: dict[int, WatchedRouter] = {}
-        for spec in shape.layers:
-            block = _descend(self.module, spec.module_path.rpartition(".")[0])
-            routers[spec.index] = WatchedRouter(block.gate)
-            block.gate = routers[spec.index]
-        self._recorder = Recorder(path, shape, routers)
+        self._recorder = Recorder(path, shape, self.routers)
         for hook in self._hooks.values():
             hook.watch(self._recorder.saw)
+
+    def time(self, times: LayerTimes) -> None:
+        """Measure some forward passes from now on."""
+        self._times = times
+        for hook in self._hooks.values():
+            hook.time(times)
 
     def close(self) -> None:
         """Finish what is recorded."""
@@ -89,6 +94,8 @@ class HostModel:
             TitanError: an expert could not be executed anywhere. The KV cache then has the same length in every
                 layer, but its contents are worthless: drop it.
         """
+        if self._times is not None:
+            self._times.begin(tokens.size)
         logits = self.module(tokens, cache=cache)
         if self._recorder is not None:
             self._recorder.finish()
@@ -109,37 +116,36 @@ def build_local_layers(
     on_layer: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[int, ExpertLayer]:
     """Node 0's slot tables with its pinned experts read in, by the model's layer number."""
+    shape = checkpoint.shape
     layers: dict[int, ExpertLayer] = {}
-    for position, spec in enumerate(checkpoint.shape.layers):
-        layers[spec.index] = build_local_layer(checkpoint, plan, position, store, dtype, policy=policy, readers=readers)
-        on_layer(position + 1, len(checkpoint.shape.layers))
+    for position, spec in enumerate(shape.layers):
+        layers[spec.index] = layer = ExpertLayer(
+            LayerBuffers(spec, plan.slots[0][position], dtype),
+            store.read_expert,
+            make_policy(policy, shape.num_experts),
+            readers,
+            fill_many=store.read_experts,
+        )
+        pin_local(layer, plan, position)
+        on_layer(position + 1, len(shape.layers))
     return layers
 
 
-def build_local_layer(
-    checkpoint: Checkpoint,
-    plan: Plan,
-    position: int,
-    store: ExpertStore,
-    dtype: str,
-    *,
-    policy: str = "lru",
-    readers: ReaderPool | None = None,
-) -> ExpertLayer:
-    """The slot table of the MoE layer at `position`, with the experts read in that the plan pins on node 0."""
-    shape = checkpoint.shape
-    layer = ExpertLayer(
-        LayerBuffers(shape.layers[position], plan.slots[0][position], dtype),
-        store.read_expert,
-        make_policy(policy, shape.num_experts),
-        readers,
-        fill_many=store.read_experts,
-    )
+def pin_local(layer: ExpertLayer, plan: Plan, position: int, old: ExpertLayer | None = None) -> None:
+    """Bring the experts into `layer` that the plan pins on node 0; those that `old` has are copied from there."""
     if plan.is_whole(position):
-        layer.pin_all(shape.num_experts)
-    else:
-        layer.pin(e for e, holders in enumerate(plan.residency[position]) if 0 in holders)
-    return layer
+        layer.pin_all(plan.num_experts)
+        return
+    pinned = plan.held_by(0)[position]
+    if old is not None:
+        layer.adopt(old, pinned, pin=True)
+    layer.pin(pinned)
+
+
+def loose_experts(layer: ExpertLayer, plan: Plan, position: int) -> list[int]:
+    """Experts of a layer that no node holds, so that node 0's cache slots are for them: the most used first."""
+    loose = (e for e, holders in enumerate(plan.residency[position]) if not holders)
+    return sorted(loose, key=lambda e: -layer.table.uses[e])
 
 
 def build_stream(
@@ -172,30 +178,23 @@ def load_host_model(checkpoint: Checkpoint, dtype: str) -> HostModel:
         # A pack keeps its experts where mlx-lm does not look; that nothing else is absent, the registry has checked.
         strict = checkpoint.pack is None
         module, _ = load_model(checkpoint.path, lazy=True, strict=strict, model_config=dict(checkpoint.config_defaults))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise CheckpointContradiction(
             f"mlx-lm cannot load {checkpoint.path} ({type(error).__name__}: {error})", "convert it again with mlx-lm"
         ) from error
     faults = Faults()
     hooks: dict[int, TitanSwitchGLU] = {}
-    routers: list[Callable[[mx.array], mx.array]] = []
+    routers: list[Router] = []
+    family = FAMILIES[checkpoint.shape.family]
     for spec in checkpoint.shape.layers:
         parent_path, _, name = spec.module_path.rpartition(".")
-        parent = _descend(module, parent_path)
+        parent = descend(module, parent_path)
         hooks[spec.index] = TitanSwitchGLU(spec.index, faults)
         setattr(parent, name, hooks[spec.index])
-        routers.append(parent.gate)
+        routers.append(Router(parent, family))
     if dtype == "float32":
         module.set_dtype(mx.float32)
     for _, array in tree_flatten(module.parameters()):
         mx.eval(array)  # one by one: the tensor as it is on disk and its conversion exist for one at a time
     mx.clear_cache()
     return HostModel(module, hooks, routers, faults)
-
-
-def _descend(module: nn.Module, path: str) -> Any:
-    """The submodule at a dotted path, e.g. `model.layers.3.mlp`."""
-    found: Any = module
-    for part in path.split("."):
-        found = found[int(part)] if part.isdecimal() else found[part]
-    return found

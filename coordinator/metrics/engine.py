@@ -20,6 +20,7 @@ def engine_samples(engine: Engine) -> Iterator[Sample]:
     yield Sample("titan_requests_queued", "gauge", "Requests that wait.", status.queued)
     yield Sample("titan_sequences_decoding", "gauge", "Sequences in the batch.", status.decoding)
     yield Sample("titan_sequences_prefilling", "gauge", "Sequences whose prompt is not done.", status.prefilling)
-    yield Sample("titan_kv_reserved_tokens", "gauge", "Places in KV memory that are spoken for.", status.kv_tokens)
+    yield Sample("titan_sequences_waiting_for_memory", "gauge", "Sequences that made room.", status.set_back)
+    yield Sample("titan_kv_used_tokens", "gauge", "Places in KV memory that are in use.", status.kv_tokens)
     yield Sample("titan_kv_budget_tokens", "gauge", "Places in KV memory.", status.kv_budget_tokens)
     yield Sample("titan_engine_restarts", "counter", "Times the engine's loop began anew.", status.restarts)

@@ -25,6 +25,9 @@ class RequestMetrics:
         )
         self._run = Counter("titan_prefill_tokens", "Prompt tokens that were run.", registry=registry)
         self._generated = Counter("titan_generated_tokens", "Tokens that were generated.", registry=registry)
+        self._set_back = Counter(
+            "titan_sequences_set_back", "Sequences whose KV made room for others.", registry=registry
+        )
         self._first = Histogram(
             "titan_time_to_first_token_seconds",
             "From a request's arrival to its first token.",
@@ -67,6 +70,9 @@ class RequestMetrics:
 
     def next_token(self, seconds: float) -> None:
         self._next.observe(seconds)
+
+    def set_back(self) -> None:
+        self._set_back.inc()
 
     def finished(self, outcome: Outcome, usage: Usage, timings: Timings) -> None:
         self._requests.labels(outcome).inc()

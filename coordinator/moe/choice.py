@@ -1,6 +1,7 @@
-"""Which worker executes which expert of a layer, by the plan's costs: the online choice of z.
+"""Which worker executes which expert of a layer: the online choice of z, among those who are ready now.
 
-Knows figures, who is ready and what is in a slot here; not how a request travels.
+With the plan's costs the cheapest executor is chosen; without them whoever holds an expert. Knows figures, who is ready
+and what is in a slot here; not how a request travels.
 """
 
 from __future__ import annotations
@@ -9,12 +10,45 @@ from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 
+from titan.coordinator.moe.workers import ReadyWorker
 from titan.placement.cost import Costs
 from titan.placement.dispatch import choose
 from titan.placement.dispatch_rows import choose_rows
 
 MAX_ROWS = 32  # beyond it the choice itself would cost more than it brings: every expert goes to a holder
 EVICTED_AGAIN = 1.0  # an expert that a read throws out is taken to be read back: in tight memory it mostly is
+
+Owners = Mapping[int, ReadyWorker]  # distinct expert -> who executes it; the others run at home
+
+
+def choose_owners(
+    layer: int,
+    experts: np.ndarray,
+    ready: Sequence[tuple[int, ReadyWorker]],
+    here: Container[int],
+    costs: Costs | None,
+) -> Owners:
+    """Who executes the experts that are not to be executed here.
+
+    Args:
+        experts: [N, K] the router's choice.
+        ready: (node of the plan, session) in the plan's order of preference.
+        here: experts in a slot of this machine.
+        costs: of all nodes of the plan.
+    """
+    if costs is not None:
+        by_node = dict(ready)
+        held = [(node, state.held[layer]) for node, state in ready]
+        return {e: by_node[node] for e, node in choose_nodes(experts, held, here, costs).items()}
+    owners = {}
+    for expert in set(experts.reshape(-1).tolist()):
+        if expert in here:
+            continue
+        for _, state in ready:
+            if expert in state.held[layer]:
+                owners[expert] = state
+                break
+    return owners
 
 
 def choose_nodes(

@@ -7,6 +7,7 @@ different layers. A failure is recorded, zeros flow on, and the caller of the mo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ import mlx.nn as nn
 
 from titan.common.execution import apply_rows
 from titan.common.experts import ExpertLayer
+from titan.coordinator.moe.layer_times import LayerTimes
 
 
 class Executor(Protocol):
@@ -53,11 +55,16 @@ class TitanSwitchGLU(nn.Module):
         self._faults = faults
         self._local: ExpertLayer | None = None
         self._executor: Executor | None = None
-        self._watch: Callable[[int, mx.array], None] | None = None
+        self._watch: Callable[[int, mx.array, mx.array], None] | None = None
+        self._times: LayerTimes | None = None
 
-    def watch(self, watch: Callable[[int, mx.array], None] | None) -> None:
-        """Call `watch(layer, indices)` with every choice of the router, before it is executed."""
+    def watch(self, watch: Callable[[int, mx.array, mx.array], None] | None) -> None:
+        """Call `watch(layer, x, indices)` with every choice of the router, before it is executed."""
         self._watch = watch
+
+    def time(self, times: LayerTimes) -> None:
+        """Take apart where the time goes, in the passes that are measured."""
+        self._times = times
 
     def bind(self, local: ExpertLayer, executor: Executor) -> None:
         """Execute with these from now on. Not while a forward pass is under way."""
@@ -73,12 +80,18 @@ class TitanSwitchGLU(nn.Module):
         if self._local is None or self._executor is None:
             return mx.zeros((*indices.shape, x.shape[-1]), x.dtype)
         if self._watch is not None:
-            self._watch(self._layer, indices)
-        if self._local.whole:  # expert e is in slot e: nothing to look up, no synchronisation
-            self._executor.executed_at_home(indices.size)
-            return apply_rows(self._local.buffers, x, indices)
+            self._watch(self._layer, x, indices)
         try:
-            return self._executor.execute(self._layer, x, indices)
+            if self._times is not None and self._times.measuring:
+                run = partial(self._run, self._local, self._executor, x, indices)
+                return self._times.measure(self._layer, self._local, x, indices, run)
+            return self._run(self._local, self._executor, x, indices)
         except Exception as error:  # noqa: BLE001 - nothing may leave a half-finished forward behind
             self._faults.record(error)
             return mx.zeros((*indices.shape, x.shape[-1]), x.dtype)
+
+    def _run(self, local: ExpertLayer, executor: Executor, x: mx.array, indices: mx.array) -> mx.array:
+        if not local.whole:
+            return executor.execute(self._layer, x, indices)
+        executor.executed_at_home(indices.size)  # expert e is in slot e: nothing to look up, no synchronisation
+        return apply_rows(local.buffers, x, indices)

@@ -41,10 +41,8 @@ def join(parts: Sequence[mx.array], positions: Sequence[np.ndarray], pairs: int)
 
     Args:
         parts: [p_i, D] each.
-        positions: the places of each part's rows, ascending in each; together every place of 0..pairs-1 once.
+        positions: the places of each part's rows; together every place of 0..pairs-1 once.
     """
-    if len(parts) == len(positions) == 1:
-        return parts[0]
     y = parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
     place = positions[0] if len(positions) == 1 else np.concatenate(positions)
     counted = np.arange(pairs, dtype=np.uint32)

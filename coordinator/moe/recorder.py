@@ -1,16 +1,17 @@
 """Recording the router's choices S_{t,l} and their probabilities while the model serves (`--trace FILE`).
 
-Keeps what the hooks and routers of one forward pass saw, and writes it when the pass is over. Recording synchronises
-once a pass; without it nothing here exists. A file that cannot be written ends the recording, never an answer.
+Keeps what the hooks of one forward pass saw, and writes it when the pass is over, with the routers applied once more.
+Recording synchronises once a pass; without it nothing here exists. A file that cannot be written ends the recording,
+never an answer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from titan.common.errors import StoreError
@@ -24,23 +25,12 @@ log = get_logger("coordinator.trace")
 MAX_ROWS = 64  # a pass with more rows is prefill: its routing is recorded by the steps that follow, not row by row
 
 
-class WatchedRouter(nn.Module):
-    """mlx-lm's router with its last logits kept. Attributes begin with an underscore, see TitanSwitchGLU."""
+class Router(Protocol):
+    """A MoE layer's router."""
 
-    def __init__(self, router: Any) -> None:
-        super().__init__()
-        self._router = router
-        self._logits: mx.array | None = None
-
-    def __call__(self, x: mx.array) -> mx.array:
-        logits: mx.array = self._router(x)
-        self._logits = logits
-        return logits
-
-    def take(self) -> mx.array | None:
-        """Logits [..., E] of the last call, once."""
-        logits, self._logits = self._logits, None
-        return logits
+    def probabilities(self, x: mx.array) -> mx.array:
+        """x: [N, D] -> [N, E] in float32."""
+        ...
 
 
 class Recorder:
@@ -49,32 +39,36 @@ class Recorder:
     Args:
         path: the trace file.
         shape: of the model.
-        routers: by the model's layer number.
+        routers: the MoE layers' routers in the order they run.
     """
 
-    def __init__(self, path: Path, shape: ModelShape, routers: dict[int, WatchedRouter]) -> None:
+    def __init__(self, path: Path, shape: ModelShape, routers: Sequence[Router]) -> None:
         self._layers = tuple(spec.index for spec in shape.layers)
         self._top_k = shape.top_k
         self._routers = routers
-        self._seen: dict[int, mx.array] = {}
+        self._seen: dict[int, tuple[mx.array, mx.array]] = {}
         header = TraceHeader(shape.fingerprint, self._layers, shape.num_experts, shape.top_k)
         self._writer: TraceWriter | None = TraceWriter(path, header, probabilities=True)
 
-    def saw(self, layer: int, indices: mx.array) -> None:
-        """indices: [..., K] that the router of `layer` chose."""
-        self._seen[layer] = indices
+    def saw(self, layer: int, x: mx.array, indices: mx.array) -> None:
+        """Hidden states [..., D] of which the router of `layer` chose experts [..., K]."""
+        rows = indices.size // self._top_k
+        if rows <= MAX_ROWS:
+            self._seen[layer] = (x.reshape(rows, -1), indices.reshape(rows, -1))
 
     def finish(self) -> None:
         """The forward pass is over: write it, if it was a whole one and no prefill."""
         seen, self._seen = self._seen, {}
-        logits = {layer: router.take() for layer, router in self._routers.items()}
         if self._writer is None or len(seen) != len(self._layers):
             return
-        rows = seen[self._layers[0]].size // self._top_k
-        if rows > MAX_ROWS or any(indices.size != rows * self._top_k for indices in seen.values()):
+        passes = [seen[layer] for layer in self._layers]
+        if len({indices.shape for _, indices in passes}) != 1:
             return
-        chosen = [seen[layer].reshape(rows, self._top_k) for layer in self._layers]
-        shares = [_shares(logits[layer], indices) for layer, indices in zip(self._layers, chosen, strict=True)]
+        chosen = [indices for _, indices in passes]
+        shares = [
+            mx.take_along_axis(router.probabilities(x), indices, axis=-1)
+            for router, (x, indices) in zip(self._routers, passes, strict=True)
+        ]
         mx.eval(chosen, shares)
         try:
             self._writer.write(np.stack([np.array(i) for i in chosen]), np.stack([np.array(s) for s in shares]))
@@ -90,11 +84,3 @@ class Recorder:
             writer.close()
         except StoreError as error:
             log.warning(str(error))
-
-
-def _shares(logits: mx.array | None, indices: mx.array) -> mx.array:
-    """Probabilities [rows, K] that softmax over all experts gives the chosen; zeros when the logits were not seen."""
-    if logits is None:
-        return mx.zeros(indices.shape, mx.float32)
-    flat = mx.softmax(logits.reshape(indices.shape[0], -1).astype(mx.float32), axis=-1, precise=True)
-    return mx.take_along_axis(flat, indices, axis=-1)

@@ -59,30 +59,48 @@ class Progress:
 
 
 class Connection:
-    """A channel to a worker with an open session. `close` ends it."""
+    """A channel to a worker with an open session. `close` ends it.
+
+    Args:
+        credentials: what the channel was opened with.
+    """
 
     def __init__(
-        self, worker: Worker, address: str, checked: CheckedChannel, revocations: Revocations, hello: pb.HelloReply
+        self,
+        worker: Worker,
+        address: str,
+        checked: CheckedChannel,
+        revocations: Revocations,
+        hello: pb.HelloReply,
+        credentials: Credentials,
     ) -> None:
         self.worker = worker
         self.address = address
-        self.channel = checked.channel
         self.hello = hello
+        self.credentials = credentials
+        self.revocations = revocations
+        self.checked = checked
         self.stub = WorkerStub(checked.channel)
-        self._checked, self._revocations = checked, revocations
+        self.opened_s = time.monotonic()
 
-    def check_trust(self, timeout_s: float) -> None:
-        """Look whether certificates were revoked since, and hand the news on. To be called every now and then.
+    def check_trust(self, theirs: int, timeout_s: float) -> None:
+        """Look whether certificates were revoked since; whoever has the newer list hands it on.
+
+        Args:
+            theirs: number of the worker's list.
 
         Raises:
-            CertificateRevoked: the worker's. ClusterError, SecurityError: it does not take the list.
+            CertificateRevoked: the worker's, or one's own. ClusterError, SecurityError: it does not take the list.
         """
-        if self._revocations.refresh():
-            require_not_revoked(self._checked.peer, self._revocations.current)
-            sync_revocations(self._checked, self._revocations, timeout_s=timeout_s)
+        self.revocations.refresh()
+        require_not_revoked(self.checked.peer, self.revocations.current)  # before it is told anything
+        if theirs != self.revocations.current.number:
+            sync_revocations(self.checked, self.revocations, timeout_s=timeout_s)
+            require_not_revoked(self.checked.peer, self.revocations.current)
+        require_not_revoked(self.credentials.identity, self.revocations.current)
 
     def close(self) -> None:
-        self.channel.close()
+        self.checked.channel.close()
 
 
 def greet(
@@ -121,6 +139,7 @@ def greet(
         try:
             sync_revocations(checked, revocations, timeout_s=timeouts.connect + timeouts.probe)
             require_not_revoked(checked.peer, revocations.current)
+            require_not_revoked(credentials.identity, revocations.current)
             reply = WorkerStub(channel).Hello(request, timeout=timeouts.hello)
             _check_hello(worker, reply)
         except grpc.RpcError as error:
@@ -136,7 +155,7 @@ def greet(
             channel.close()
             raise
         else:
-            return Connection(worker, address, checked, revocations, reply)
+            return Connection(worker, address, checked, revocations, reply, credentials)
     raise WorkerUnreachable(
         f"worker {worker.name} cannot be reached: {'; '.join(reasons)}",
         "start titan-worker there and check with `titan hosts check`",

@@ -18,6 +18,7 @@ from titan.common.errors import ClusterError, WorkerLost, WorkerTimeout
 from titan.common.units import format_seconds
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
 from titan.coordinator.remote.reply_times import ReplyTimes
+from titan.coordinator.remote.traffic import Traffic
 from titan.coordinator.remote.transport import Arrival, Transport
 
 HEDGES_A_CALL = 0.05  # so many hedges are allowed for each answer, in the long run
@@ -55,6 +56,7 @@ class Failed:
 OnResult = Callable[[Outstanding, ExecuteResult], None]
 Answered = Callable[[], bool]
 Hedge = Callable[[Outstanding, Answered], bool]
+OnFailure = Callable[[Failed], None]
 
 
 class Exchange:
@@ -64,11 +66,15 @@ class Exchange:
         late: answers that nobody waited for.
         overdue: calls that were hedged and are still unanswered. Their workers get no new calls until they answer;
             at the deadline their sessions are lost, as with any other call.
+        traffic: by worker.
+        last_wire_s: how long the last answer was on the wire.
     """
 
     def __init__(self, first_id: int = 0) -> None:
         self.late = self.hedges = 0
         self.overdue: dict[int, Outstanding] = {}
+        self.traffic: dict[str, Traffic] = {}
+        self.last_wire_s = 0.0
         self._next_id = first_id
         self._waiting: dict[int, Outstanding] = {}
         self._failed: list[Failed] = []
@@ -102,40 +108,32 @@ class Exchange:
         else:
             self._waiting[call.request_id] = outstanding
 
-    def collect(self, on_result: OnResult, hedge: Hedge | None = None) -> list[Failed]:
+    def collect(
+        self, on_result: OnResult, hedge: Hedge | None = None, on_failure: OnFailure | None = None
+    ) -> list[Failed]:
         """Wait for every call sent since the last collect; returns those that failed.
 
         Waits no longer than the latest deadline. A transport that ends fails all its calls at once.
 
         Args:
-            on_result: takes a result, whose outputs are valid during that call only.
+            on_result: takes a result, whose outputs are valid during that call only. A ClusterError that it raises
+                fails the call.
             hedge: executes an outstanding call here; looks at the function that it is given now and then and stops
                 when the answer has come. True when it has finished, and its own result counts.
+            on_failure: told of each failure at once; may send further calls, which are waited for as well.
         """
         self._on_result = on_result
-        waiting = self._waiting
         self._looking_since = time.monotonic()
-        while waiting:
-            now = time.monotonic()
-            if any(min(o.deadline, o.hedge_at) <= now for o in waiting.values()):
-                # What has come counts, however late we look: this thread may have been reading experts meanwhile.
-                self._serve(0)
-            until = NEVER
-            for key, outstanding in list(waiting.items()):
-                if key not in waiting:
-                    continue  # its answer, or its transport's end, came while another call was hedged
-                if outstanding.deadline <= now:
-                    self._failed.append(Failed(waiting.pop(key), _timeout(outstanding)))
-                    continue
-                if outstanding.hedge_at <= now and hedge is not None and key in waiting:
-                    self._hedge(key, outstanding, hedge)
-                    until = 0.0  # time has passed: look at all of them again
-                    continue
-                until = min(until, outstanding.deadline, outstanding.hedge_at)
-            if waiting:
-                self._serve(max(0.0, until - now) * 1000)
+        failed: list[Failed] = []
+        while self._failed or self._waiting:
+            fresh, self._failed = self._failed, []
+            for failure in fresh:
+                failed.append(failure)
+                if on_failure is not None:
+                    on_failure(failure)
+            if self._waiting and not self._failed:
+                self._look(hedge)
         self._on_result = _drop
-        failed, self._failed = self._failed, []
         return failed
 
     def settle_overdue(self) -> list[Failed]:
@@ -159,6 +157,28 @@ class Exchange:
         self._on_result = _drop
 
     # ----------------------------------------------------------------------------------------------------------------
+
+    def _look(self, hedge: Hedge | None) -> None:
+        """Wait for what comes first: an answer, a deadline, or the time to hedge."""
+        waiting = self._waiting
+        now = time.monotonic()
+        if any(min(o.deadline, o.hedge_at) <= now for o in waiting.values()):
+            # What has come counts, however late we look: this thread may have been reading experts meanwhile.
+            self._serve(0)
+        until = NEVER
+        for key, outstanding in list(waiting.items()):
+            if key not in waiting:
+                continue  # its answer, or its transport's end, came while another call was hedged
+            if outstanding.deadline <= now:
+                self._failed.append(Failed(waiting.pop(key), _timeout(outstanding)))
+                continue
+            if outstanding.hedge_at <= now and hedge is not None and key in waiting:
+                self._hedge(key, outstanding, hedge)
+                until = 0.0  # time has passed: look at all of them again
+                continue
+            until = min(until, outstanding.deadline, outstanding.hedge_at)
+        if waiting and not self._failed:
+            self._serve(max(0.0, until - now) * 1000)
 
     def _watch(self, transport: Transport) -> None:
         fd = transport.fileno()
@@ -194,7 +214,9 @@ class Exchange:
                 overdue.times.record(overdue.positions.size, time.monotonic() - overdue.sent_at)
         else:
             try:
-                self._on_result(outstanding, transport.decode(arrival, outstanding.call))
+                result = transport.decode(arrival, outstanding.call)
+                self._count(outstanding, result)
+                self._on_result(outstanding, result)
             except ClusterError as error:
                 self._failed.append(Failed(outstanding, error))
             del self._waiting[arrival.request_id]
@@ -202,6 +224,13 @@ class Exchange:
             if self._hedge_credit < MAX_HEDGE_CREDIT:
                 self._hedge_credit += HEDGES_A_CALL
         transport.release(arrival)
+
+    def _count(self, outstanding: Outstanding, result: ExecuteResult) -> None:
+        traffic = self.traffic.get(outstanding.worker)
+        if traffic is None:
+            traffic = self.traffic[outstanding.worker] = Traffic()
+        took_s = time.monotonic() - outstanding.sent_at
+        self.last_wire_s = traffic.count(outstanding.call, result, took_s)
 
     def _record(self, outstanding: Outstanding) -> None:
         """Remember how long an answer took, unless it may have lain there while this thread was busy."""

@@ -37,6 +37,7 @@ class GrpcTransport:
         self.worker = worker
         self.leaving: ClusterError | None = None
         self.unsent = False
+        self.outstanding = self.records = 0
         self._session, self._dtype = session, dtype
         self._end: ClusterError | None = None
         self._replies: deque[pb.ExecuteReply] = deque()
@@ -55,6 +56,8 @@ class GrpcTransport:
         if self._end is not None:
             raise self._end
         self._outgoing.put(encode_call(call, self._session))
+        self.outstanding += 1
+        self.records += 1 + (call.activations.nbytes >> 14)
 
     def flush(self) -> None:
         """Nothing waits here: gRPC's own threads send."""
@@ -65,6 +68,8 @@ class GrpcTransport:
         arrivals = []
         while self._replies:
             reply = self._replies.popleft()
+            self.outstanding -= 1
+            self.records += len(reply.outputs) >> 14
             arrivals.append(Arrival(reply.request_id, reply))
         if not arrivals and self._end is not None:
             raise self._end

@@ -28,6 +28,7 @@ class LaneTransport:
     def __init__(self, lane: LaneSocket, epoch: int, worker: str, dtype: str) -> None:
         self.worker = worker
         self.leaving: ClusterError | None = None
+        self.outstanding = 0
         self._lane, self._epoch, self._dtype = lane, epoch, dtype
 
     def fileno(self) -> int:
@@ -38,13 +39,13 @@ class LaneTransport:
         return self._lane.unsent_bytes > 0
 
     @property
-    def records_sent(self) -> int:
-        """TLS records so far: the keys of one connection are good for a limited number."""
-        return self._lane.records_sent
+    def records(self) -> int:
+        return self._lane.records
 
     def send(self, call: ExecuteCall) -> None:
         try:
             self._lane.send(frames.encode_execute(call, self._epoch, self._dtype))
+            self.outstanding += 1
         except WorkerLost as error:
             raise self._lost(error) from error
 
@@ -67,6 +68,7 @@ class LaneTransport:
             if header.kind == Kind.FAILURE and header.request_id == 0:
                 self._notice(frame)
             elif header.kind in (Kind.RESULT, Kind.FAILURE) and header.epoch == self._epoch:
+                self.outstanding -= 1
                 arrivals.append(Arrival(header.request_id, frame))
             else:
                 self._lane.release(frame)  # of another epoch, or an answer nobody asked for: harmless

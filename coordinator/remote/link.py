@@ -17,16 +17,17 @@ from titan.common.config.hosts import Timeouts, Worker
 from titan.common.errors import ClusterError, TitanError, WorkerDraining, WorkerLost, WorkerRefused
 from titan.common.log import get_logger
 from titan.common.registry.shape import ModelShape
-from titan.common.security.credentials import Credentials
 from titan.common.security.tls import client_ssl_context
 from titan.common.store import ExpertStore
 from titan.common.units import format_bytes, format_seconds
-from titan.coordinator.moe.dispatch import ReadyWorker
+from titan.coordinator.certificates import Certificates
+from titan.coordinator.moe.workers import ReadyWorker
 from titan.coordinator.remote.breaker import Breaker
 from titan.coordinator.remote.choose import faster, probing_call
 from titan.coordinator.remote.connect import Connection, Progress, from_rpc_error, greet, install, probe_pair_s
 from titan.coordinator.remote.grpc_transport import GrpcTransport
 from titan.coordinator.remote.lane_transport import open_lane
+from titan.coordinator.remote.renew import due, reopen, retire
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Transport
 from titan.proto.titan.v1 import worker_pb2 as pb
@@ -34,6 +35,7 @@ from titan.proto.titan.v1 import worker_pb2 as pb
 log = get_logger("coordinator.workers")
 
 HEARTBEAT_S = 1.0
+RENEW_RETRY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class WorkerLink:
     def __init__(
         self,
         worker: Worker,
-        credentials: Credentials,
+        certificates: Certificates,
         timeouts: Timeouts,
         shape: ModelShape,
         dtype: str,
@@ -72,7 +74,7 @@ class WorkerLink:
         self.ready: ReadyWorker | None = None
         self.memory_budget_bytes: int | None = None
         self.times_set_aside = 0
-        self._worker, self._credentials, self._timeouts = worker, credentials, timeouts
+        self._worker, self._certificates, self._timeouts = worker, certificates, timeouts
         self._shape, self._dtype, self._instance_id = shape, dtype, instance_id
         self._store, self._mode = store, transport
         self._residency: Mapping[int, tuple[int, ...]] | None = None
@@ -168,7 +170,15 @@ class WorkerLink:
     def _serve_once(self) -> None:
         """Connect, install, serve until the session is lost. Returns or raises a TitanError."""
         self._set_status("connecting")
-        connection = greet(self._worker, self._credentials, self._timeouts, self._shape, self._dtype, self._instance_id)
+        self._certificates.look_at_own()
+        connection = greet(
+            self._worker,
+            self._certificates.current,
+            self._timeouts,
+            self._shape,
+            self._dtype,
+            self._instance_id,
+        )
         transports: list[Transport] = []
         try:
             if self._mode != "grpc":
@@ -193,7 +203,10 @@ class WorkerLink:
                 self._use(connection, residency, transport, ReplyTimes(self._timeouts.execute, pair_s))
             self.breaker.close()
             self._served_since = time.monotonic()
-            self._wait_until_lost(connection)
+            while (fresh := self._wait_until_due(connection)) is not None:
+                before, connection = connection, fresh[0]
+                transports = self._exchange_keys(transports, fresh[1])
+                before.close()
         finally:
             self.ready = None
             if self._stop:
@@ -267,7 +280,7 @@ class WorkerLink:
         try:
             if not connection.hello.lane_port:
                 raise WorkerRefused(f"worker {self.name} offers no lane", "set `transport: grpc` or `auto`")
-            context = client_ssl_context(self._credentials)
+            context = client_ssl_context(connection.credentials)
             timeout_s = self._timeouts.connect + self._timeouts.hello
             return [open_lane(connection.address, connection.hello, context, self.name, self._dtype, timeout_s)]
         except ClusterError as error:
@@ -276,7 +289,13 @@ class WorkerLink:
             log.warning(f"no lane, gRPC is used: {error}", worker=self.name)
             return []
 
-    def _wait_until_lost(self, connection: Connection) -> None:
+    def _wait_until_due(self, connection: Connection) -> tuple[Connection, Transport | None] | None:
+        """Watch the session until it wants new keys; the channel and transport that have them. None when it is over.
+
+        Raises:
+            TitanError: it was lost.
+        """
+        try_again, stale = 0.0, False
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -289,13 +308,39 @@ class WorkerLink:
             if error is not None:
                 raise error
             if self._stop:
-                return
+                return None
             if moved and self.ready is None:
-                return  # it held nothing until now: a session of its own begins
+                return None  # it held nothing until now: a session of its own begins
             if moved:
                 self._exchange_experts(connection)
-            else:
-                self._heartbeat(connection)
+                continue
+            self._heartbeat(connection)
+            if self._lost is not None:
+                continue
+            self._certificates.look_at_own()
+            stale |= self._certificates.look_at(connection.checked)
+            transport, newest = self.ready.transport if self.ready is not None else None, self._certificates.current
+            if time.monotonic() > try_again and (stale or due(connection, transport, newest)):
+                try:
+                    return reopen(connection, transport, newest, self._timeouts, self._dtype)
+                except TitanError as error:
+                    try_again = time.monotonic() + RENEW_RETRY_S
+                    log.warning(f"the connection keeps its keys for now: {error}", worker=self.name)
+
+    def _exchange_keys(self, transports: list[Transport], fresh: Transport | None) -> list[Transport]:
+        """Have dispatch use `fresh`; the old transports end when nothing is under way on them."""
+        with self._changed:
+            ready = self.ready
+            if ready is not None and fresh is not None:
+                self.ready = ReadyWorker(fresh, ready.held, ready.times)
+        for transport in transports:
+            retire(transport, self._timeouts.execute, self._pause_s)
+        log.info("connection renewed", worker=self.name, transport=fresh.name if fresh is not None else "-")
+        return [fresh] if fresh is not None else []
+
+    def _pause_s(self, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stop, seconds)
 
     def _heartbeat(self, connection: Connection) -> None:
         """Notice an idle worker that is gone or about to go; a busy one shows it on the data path first."""
@@ -303,11 +348,11 @@ class WorkerLink:
             reply = connection.stub.Status(pb.StatusRequest(), timeout=self._timeouts.probe)
         except grpc.RpcError as error:
             self._lose(from_rpc_error(error, self.name, "Status"))
-        else:
-            if reply.state == "draining":
-                self._lose(WorkerDraining(f"worker {self.name} is shutting down"))
+            return
+        if reply.state == "draining":
+            self._lose(WorkerDraining(f"worker {self.name} is shutting down"))
         try:
-            connection.check_trust(self._timeouts.probe)
+            connection.check_trust(reply.revocation_number, self._timeouts.probe)
         except TitanError as error:
             self._lose(error)
 

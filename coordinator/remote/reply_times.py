@@ -63,9 +63,18 @@ class ReplyTimes:
         _, size, median_s = max(known)
         return max(1, 3 * 2 ** (size - 1) // 4), median_s
 
+    def ceiling_s(self, pairs: int) -> float:
+        """No deadline of a call is later than so many seconds; within them a call that failed may be sent elsewhere."""
+        return self._execute_s + PROBED_FACTOR * self.pair_s * pairs
+
+    def usual_s(self, pairs: int) -> float:
+        """Seconds within which nearly every answer comes: p95, or ten times the probe until that is known."""
+        window = self._known(pairs)
+        return PROBED_FACTOR * self.pair_s * pairs if window is None else window.p95_s
+
     def deadline_s(self, pairs: int) -> float:
         """Seconds after which a call counts as failed and its session as lost."""
-        ceiling_s = self._execute_s + PROBED_FACTOR * self.pair_s * pairs
+        ceiling_s = self.ceiling_s(pairs)
         window = self._known(pairs)
         if window is None:
             return ceiling_s

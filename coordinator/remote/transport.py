@@ -25,12 +25,18 @@ class Transport(Protocol):
     Attributes:
         name: "lane" or "grpc".
         worker: name of the worker, for errors.
+        outstanding: calls that were sent and have not been answered.
+        records: TLS records so far in the direction that had more, about: keys are good for a limited number.
         leaving: set once the worker has said that it shuts down: send nothing more, what was sent is still answered.
     """
 
     name: str
     worker: str
     leaving: ClusterError | None
+    outstanding: int
+
+    @property
+    def records(self) -> int: ...
 
     def fileno(self) -> int:
         """To poll for reading, and for writing while `unsent`; -1 when closed."""

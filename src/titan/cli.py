@@ -7,6 +7,7 @@ import typer
 from titan import __version__
 from titan.common.config import cli as hosts_cli
 from titan.common.console import run_command
+from titan.common.hub import cli as download_cli
 from titan.common.pack import cli as pack_cli
 from titan.common.registry import cli as registry_cli
 from titan.common.security import cli as certs_cli
@@ -40,6 +41,7 @@ PACKAGES = (
     certs_cli,
     enroll_cli,
     doctor_cli,
+    download_cli,
     registry_cli,
     pack_cli,
     calibrate_cli,

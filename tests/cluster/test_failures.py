@@ -15,12 +15,10 @@ import pytest
 from fixtures.plans import all_remote, make_plan
 from fixtures.reference import load_reference, reference_tokens
 
+from titan.coordinator.bench.alone import decode_alone
 from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.demo.cluster import LoopbackCluster
-from titan.coordinator.generation.decode import decode
 from titan.coordinator.generation.model import LoadedModel
-from titan.coordinator.generation.request import Sampling
-from titan.coordinator.generation.sampling import make_sampler
 from titan.deploy import DEMO_MODEL
 
 NODES = ("coordinator", "worker-1", "worker-2")
@@ -59,8 +57,7 @@ def generate(loaded: LoadedModel, at: dict[int, Callable[[], object]] | None = N
     """Greedy tokens; `at[n]` is called when n tokens are out."""
     events = at or {}
     tokens: list[int] = []
-    sampler = make_sampler(Sampling(temperature=0))
-    for step in decode(loaded.model, PROMPT, loaded.make_cache(), sampler=sampler, max_tokens=TOKENS, lookahead=False):
+    for step in decode_alone(loaded.model, loaded.make_cache(), PROMPT, TOKENS):
         tokens.append(step.token)
         if len(tokens) in events:
             events[len(tokens)]()
@@ -156,3 +153,21 @@ def test_spot_checks_of_honest_workers_find_nothing(expected: list[int]) -> None
             assert cluster.dispatcher is not None
             assert cluster.dispatcher.executed.verified > 10
             assert cluster.dispatcher.executed.fallbacks == 0
+
+
+def test_a_replica_takes_over_what_a_killed_worker_was_asked(expected: list[int]) -> None:
+    with LoopbackCluster(
+        DEMO_MODEL, settings=FAST | {"timeouts": {"execute": "10s"}}, worker_bytes=1 << 30
+    ) as loopback:
+        plan = make_plan(loopback.checkpoint, NODES, lambda _layer, _expert: (1, 2))
+        cluster = loopback.coordinator(ClusterOptions(plan=plan))
+        try:
+            loaded = cluster.load()
+            assert generate(loaded, {10: loopback.workers[0].kill}) == expected
+            assert cluster.dispatcher is not None
+            done = cluster.dispatcher.executed
+            assert done.remote["worker-1"] > 0
+            assert done.remote["worker-2"] >= done.retried > 0
+            assert done.fallbacks == done.ssd == 0
+        finally:
+            cluster.close()

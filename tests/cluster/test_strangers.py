@@ -223,24 +223,26 @@ def refusal(call: Callable[..., object], request: object) -> tuple[grpc.StatusCo
     return refused.value.code(), refused.value.details() or ""
 
 
-def commands(channel: grpc.Channel) -> list[tuple[Callable[..., object], object]]:
-    """Everything that can be asked of a worker but Status."""
+def commands(channel: grpc.Channel, *without: type) -> list[tuple[Callable[..., object], object]]:
+    """Everything that can be asked of a worker but Status, and what takes a request of the types `without`."""
     worker, trust = worker_pb2_grpc.WorkerStub(channel), trust_pb2_grpc.TrustStub(channel)
 
     def stream(method: Callable[..., Iterator[object]], request: object) -> Callable[..., object]:
         return lambda _request, timeout: list(method(iter([request]), timeout=timeout))
 
-    return [
+    everything: list[tuple[Callable[..., object], object]] = [
         (worker.Hello, pb.HelloRequest()),
         (stream(worker.Assign, pb.AssignRequest()), None),
         (stream(worker.Execute, pb.ExecuteRequest()), None),
         (worker.Probe, pb.ProbeRequest()),
+        (worker.OpenLane, pb.OpenLaneRequest()),
         (worker.Drain, pb.DrainRequest()),
         (trust.Describe, trust_pb2.DescribeRequest()),
         (trust.SyncRevocations, trust_pb2.SyncRevocationsRequest()),
         (trust.NewKey, trust_pb2.NewKeyRequest()),
         (trust.InstallCertificate, trust_pb2.InstallCertificateRequest()),
     ]
+    return [(call, request) for call, request in everything if not isinstance(request, without)]
 
 
 def test_another_worker_may_do_nothing_and_an_operator_may_look(target: Target) -> None:
@@ -252,9 +254,11 @@ def test_another_worker_may_do_nothing_and_an_operator_may_look(target: Target) 
             assert code is grpc.StatusCode.PERMISSION_DENIED
             assert "other has a certificate for the role worker" in words
     with grpc_channel(target, operator) as channel:
-        for call, request in commands(channel):
+        for call, request in commands(channel, trust_pb2.SyncRevocationsRequest):
             assert refusal(call, request)[0] is grpc.StatusCode.PERMISSION_DENIED
         assert worker_pb2_grpc.WorkerStub(channel).Status(pb.StatusRequest(), timeout=DEADLINE_S).state == "ready"
+        sync = trust_pb2_grpc.TrustStub(channel).SyncRevocations
+        assert sync(trust_pb2.SyncRevocationsRequest(), timeout=DEADLINE_S).number == 0
     target.check_it_serves()
 
 

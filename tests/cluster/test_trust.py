@@ -6,8 +6,11 @@ Run: .venv/bin/pytest tests/cluster/test_trust.py
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import queue
 import re
+import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +20,7 @@ from pathlib import Path
 import grpc
 import openai
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from fixtures.certificates import Cluster, make_cluster
 from fixtures.lanes import DEADLINE_S, hello_for_lane, hello_request, open_lane_with
 from fixtures.processes import CoordinatorProcess, run_titan, write_hosts
@@ -28,11 +32,13 @@ from titan.common.security.channel import LIMITS, describe, open_channel, sync_r
 from titan.common.security.ledger import issued
 from titan.common.security.renewal import renew_worker
 from titan.common.security.revocation import Revocations
-from titan.common.security.revoke import revoke
+from titan.common.security.revoke import list_bearer, revoke
 from titan.coordinator.demo.cluster import LoopbackCluster
 from titan.coordinator.demo.processes import WorkerProcess
 from titan.deploy import DEMO_MODEL
+from titan.proto.titan.v1 import trust_pb2
 from titan.proto.titan.v1 import worker_pb2 as pb
+from titan.proto.titan.v1.trust_pb2_grpc import TrustStub
 from titan.proto.titan.v1.worker_pb2_grpc import WorkerStub
 
 SCENE = "SCENE II. A street in Verona.\n\n[Enter ROMEO and MERCUTIO.]\n\nROMEO.\n"
@@ -190,6 +196,37 @@ def test_an_old_list_brings_nobody_back_and_a_newer_one_spreads(cluster: Cluster
             sync_revocations(channel, revocations_of(foreign), timeout_s=DEADLINE_S)
 
 
+def test_a_list_that_is_forged_damaged_or_huge_changes_nothing(cluster: Cluster, worker: WorkerProcess) -> None:
+    for name in ("a", "b"):
+        cluster.member(name, Role.COORDINATOR, [])
+    good = revoke(cluster.authority, "a").revocations
+    # A name, id and issuer like the authority's, and another key.
+    key = ec.generate_private_key(ec.SECP256R1())
+    liar = dataclasses.replace(cluster.authority, folder=cluster.folder.parent / "liar", key=key)
+    liar.folder.mkdir(mode=0o700)
+    shutil.copytree(cluster.folder / "issued", liar.folder / "issued")
+    with pytest.raises(SecurityError):  # the list that it has just signed does not count for it either
+        revoke(liar, "b")
+    forged = (liar.folder / "revoked.pem").read_bytes()
+    body = bytearray(good.pem)
+    body[len(body) // 2] ^= 1
+    lines = good.pem.splitlines(keepends=True)
+    long = b"".join([lines[0], *lines[1:-1] * 4000, lines[-1]])
+    with list_bearer(cluster.authority) as (operator, known):
+        assert known.current == good
+        with open_channel("mini", worker.address, operator, timeout_s=DEADLINE_S) as channel:
+            trust = TrustStub(channel.channel)
+            assert sync_revocations(channel, known, timeout_s=DEADLINE_S) == good.number
+            kept = (worker_folder(worker) / "revoked.pem").read_bytes()
+            for pem in (forged, bytes(body), long, b"x" * 900_000, b"\0" * 5_000_000):
+                with pytest.raises(grpc.RpcError):
+                    trust.SyncRevocations(trust_pb2.SyncRevocationsRequest(list_pem=pem), timeout=DEADLINE_S)
+            assert trust.SyncRevocations(trust_pb2.SyncRevocationsRequest(), timeout=DEADLINE_S).number == good.number
+    assert (worker_folder(worker) / "revoked.pem").read_bytes() == kept == good.pem
+    with open_channel("mini", worker.address, coordinator_of(cluster, "b"), timeout_s=DEADLINE_S) as channel:
+        assert describe(channel, timeout_s=DEADLINE_S).revocation_number == good.number
+
+
 def test_a_worker_renews_its_certificate_while_it_serves(cluster: Cluster, worker: WorkerProcess) -> None:
     credentials = coordinator_of(cluster)
     hello = hello_for_lane(worker.address, credentials)
@@ -215,10 +252,28 @@ def test_a_worker_renews_its_certificate_while_it_serves(cluster: Cluster, worke
     assert worker.stop() == 0
 
 
+def test_a_worker_uses_the_certificate_that_was_put_on_its_disk(cluster: Cluster, worker: WorkerProcess) -> None:
+    there, credentials = worker_folder(worker), coordinator_of(cluster)
+    short = cluster.member("mini", days=10)
+    lane = open_lane_with(worker.address, hello_for_lane(worker.address, credentials), credentials)
+    (there / "mini.pem").write_bytes(short.cert_pem)  # for a moment the key is the old one's
+    until(lambda: any("certificate on disk is not used" in said(line) for line in worker.log), "saying so")
+    (there / "mini.key").write_bytes(short.key_pem)
+    until(lambda: any("ends on" in said(line) and "renew mini" in said(line) for line in worker.log), "taking it")
+    warning = next(line for line in worker.log if "ends on" in said(line))
+    assert warning["host"] == socket.gethostname()
+    with open_channel("mini", worker.address, credentials, timeout_s=DEADLINE_S) as channel:
+        assert channel.peer == short.identity
+    open_lane_with(worker.address, hello_for_lane(worker.address, credentials), credentials).close()
+    lane.close()
+
+
+def said(line: dict) -> str:
+    return str(line.get("message", ""))
+
+
 def test_a_renewal_that_goes_wrong_leaves_the_old_certificate(cluster: Cluster, worker: WorkerProcess) -> None:
     from titan.common.security.request import new_request
-    from titan.proto.titan.v1 import trust_pb2
-    from titan.proto.titan.v1.trust_pb2_grpc import TrustStub
 
     before = {p: p.read_bytes() for p in worker_folder(worker).iterdir()}
     other = make_cluster(cluster.folder.parent / "other")
@@ -272,6 +327,27 @@ def test_a_coordinator_drops_a_revoked_worker_and_takes_the_renewed_one_on() -> 
                 )
                 assert answer() == text
                 assert not any("worker-2" in line and "set aside" in line for line in coordinator.log)
+                # Now the coordinator itself: nobody listens to it any more, and it goes on alone.
+                himself = run_titan("certs", "revoke", "coordinator", *common)
+                assert himself.returncode == 1, himself.stdout + himself.stderr  # worker-1 is revoked and not told
+                assert "worker-2: knows" in himself.stdout
+                until(
+                    lambda: any(
+                        "worker-2" in line and "certificate of coordinator" in line for line in coordinator.log
+                    ),
+                    "the workers still serve a revoked coordinator",
+                )
+                assert answer() == text
+                ready = sum("worker ready" in line for line in coordinator.log)
+                issued_anew = run_titan(
+                    "certs", "issue", "coordinator", "--role", "coordinator", "--force", *common[:2]
+                )
+                assert issued_anew.returncode == 0, issued_anew.stderr
+                until(
+                    lambda: sum("worker ready" in line for line in coordinator.log) > ready,
+                    "the new certificate is not used",
+                )
+                assert answer() == text
             assert coordinator.stop() == 0
         worker = duo.hosts.workers[0]
         with pytest.raises(WorkerUnreachable, match="was revoked"):
@@ -293,6 +369,7 @@ def test_revoke_and_renew_say_what_they_could_not_do(cluster: Cluster, tmp_path:
     assert "mini: 127.0.0.1 is there, but nothing listens on port 1" in renewed.stdout
     assert "worker away: not in" in renewed.stdout
     assert "coordinator: valid until" in renewed.stdout  # 30 days, renewed here
+    assert "nothing has to be started again" in renewed.stdout
     unknown = run_titan("certs", "renew", "nobody", *common)
     assert unknown.returncode == 2
     revoked = run_titan("certs", "revoke", "away", *common)

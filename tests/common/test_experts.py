@@ -212,3 +212,32 @@ def test_pinning_nothing_reads_nothing(tmp_path: Path) -> None:
     finally:
         pool.close()
         store.close()
+
+
+def test_preloaded_experts_are_there_and_go_in_reverse_order(case: Case) -> None:
+    layer = case.layer(5)
+    layer.pin([6])
+    layer.preload([3, 1, 6, 0, 2, 4, 5])  # four slots are free
+    assert set(layer.table.slots) == {6, 3, 1, 0, 2}
+    assert layer.table.counts.installed == layer.table.counts.loads == 5
+    assert layer.table.counts.stall_s == 0
+    case.check(layer, rows=1, seed=1, low=4, high=6)  # experts 4 and 5 come in
+    assert set(layer.table.slots) == {6, 3, 1, 4, 5}
+    layer.preload([7])  # no slot is free: nothing is thrown out for it
+    assert 7 not in layer.table.slots
+
+
+def test_an_heir_takes_over_slots_and_counts(case: Case) -> None:
+    old = case.layer(4)
+    case.check(old, rows=1, seed=1, low=0, high=2)
+    case.check(old, rows=1, seed=1, low=2, high=4)
+    reads = case.store.counts.experts
+    new = old.heir(LayerBuffers(old.buffers.layer, 3, "float32"))
+    new.adopt(old, [1, 7], pin=True)
+    new.adopt(old, [3, 2, 0])
+    assert set(new.table.slots) == {1, 3, 2}
+    assert new.table.pinned == {1}
+    assert case.store.counts.experts == reads
+    assert new.table.counts.misses == 4
+    case.check(new, rows=4, seed=2)
+    case.check(old, rows=4, seed=2)

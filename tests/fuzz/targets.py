@@ -263,7 +263,7 @@ def _handlers(cluster: Cluster, mlx: MLXThread) -> Target:
     coordinator = cluster.member("coordinator", Role.COORDINATOR, [])
     worker = cluster.member("host")
     service = WorkerService("host", mlx, 1 << 20)
-    own = WorkerTrust(worker, lambda _names: None)
+    own = WorkerTrust(worker, lambda _names: None, service.refusals)
     shape = _small_shape()
     hello = pb.HelloRequest(
         protocol_version=PROTOCOL_VERSION,
@@ -297,7 +297,7 @@ def _handlers(cluster: Cluster, mlx: MLXThread) -> Target:
             trust.InstallCertificateRequest(certificate_pem=worker.cert_pem),
         ),
     )  # fmt: skip
-    gate = Gate(own.revocations)
+    gate = Gate(own.revocations, service.refusals, own.strangers)
 
     def guarded(kind: str, handler: Any) -> Any:
         made: Any = grpc.unary_unary_rpc_method_handler if kind == "unary" else grpc.stream_stream_rpc_method_handler

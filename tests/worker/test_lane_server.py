@@ -176,11 +176,11 @@ def test_those_who_say_nothing_are_shut_out_in_time_and_keep_nobody_waiting(
     worker: RunningWorker, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener_module, "OPEN_TIMEOUT_S", 0.3)
-    silent = [socket.create_connection(("127.0.0.1", worker.server.lane_port)) for _ in range(6)]
+    silent = [socket.create_connection(("127.0.0.1", worker.server.lane_port)) for _ in range(40)]
     handshaken = raw_lane(worker)
     lane = worker.lane(connection)
     assert isinstance(ask(lane, call_of(1)), np.ndarray)
-    wait_until(lambda: worker.service.execution.lane_counts.refused == 7, "shutting out those who say nothing")
+    wait_until(lambda: worker.service.execution.lane_counts.refused == 41, "shutting out those who say nothing")
     lane.close()
     handshaken.close()
     for sock in silent:

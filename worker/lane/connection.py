@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from titan.common.errors import SessionUnknown, TitanError, WireError, WorkerDraining, WorkerLost
 from titan.common.log import get_logger
+from titan.common.metrics import Tally
 from titan.common.wire.checks import Limits
 from titan.common.wire.frames import Kind, Parts, decode_execute, encode_failure, encode_result, pack, whole
 from titan.common.wire.lane import Frame, LaneSocket
@@ -31,6 +32,7 @@ class LaneConnection:
         sessions: to see whether the session still lives.
         admit: queues a request or raises a TitanError at once.
         poller: told when a reply did not fit the socket.
+        answers: counts them, by transport and result.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class LaneConnection:
         admit: Callable[[Request], None],
         poller: Poller,
         counts: LaneCounts,
+        answers: Tally,
     ) -> None:
         self.session = session
+        self._answers = answers
         self._socket, self._limits = sock, limits
         self._sessions, self._admit, self._poller, self._counts = sessions, admit, poller, counts
 
@@ -87,8 +91,9 @@ class LaneConnection:
         epoch = self.session.epoch
         if isinstance(outcome, ExecuteResult):
             parts = encode_result(outcome, epoch, self._limits.dtype, queue_us)
+            self._answers.add("lane", "ok")
         else:
-            self._counts.refused_requests += 1
+            self._answers.add("lane", outcome.code)
             parts = whole(encode_failure(frame.header.request_id, epoch, outcome))
         try:
             self._send(parts)

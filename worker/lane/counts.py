@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class LaneCounts:
-    """Open now; openings that failed; frames that ended their connection; requests refused by a named error."""
+    """Open now; connections accepted, peers that showed a certificate, openings that failed; frames that end a lane."""
 
     open: int = 0
+    accepted: int = 0
+    proved: int = 0
     refused: int = 0
     malformed: int = 0
-    refused_requests: int = 0

@@ -1,7 +1,7 @@
 """Accepting lanes: TCP, TLS 1.3 with a coordinator's certificate, then one OPEN frame with a token from Hello.
 
-Every step has the same deadline, and few peers are let in at a time, so that a slow one keeps nobody else out for
-longer than that. Nothing is allocated for a peer before its certificate has been verified.
+All steps together have one deadline. Few peers are at the door at a time, each with a thread, and whoever crowds it
+makes room, so that slow ones keep nobody else out. No frame is read before the peer's certificate has been verified.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from titan.common.door import Door
 from titan.common.errors import AddressInUse, TitanError
 from titan.common.log import get_logger
+from titan.common.log_limit import LimitedLog
+from titan.common.metrics import Tally
 from titan.common.security.identity import Role, parse_identity, require_role
 from titan.common.wire.frames import TO_WORKER, Kind, encode_failure, pack, whole
 from titan.common.wire.lane import LaneSocket, accept
@@ -26,8 +29,7 @@ from titan.worker.sessions import Session
 log = get_logger("worker.lane")
 
 OPEN_TIMEOUT_S = 5.0
-OPENERS = 8
-MAX_OPENING = 32  # peers between TCP's accept and OPEN; more are turned away
+MAX_OPENING = 32  # peers between TCP's accept and OPEN, each on a thread: nobody queues behind a slow one
 OPENING = frozenset({Kind.OPEN})
 
 
@@ -39,6 +41,8 @@ class LaneListener:
         context: the worker's server context.
         tokens: what Hello has issued.
         opened: takes over an open lane (it owns the socket); may raise a TitanError to refuse it.
+        refusals: counts lanes that were refused, as "lane" and the error's code, or "handshake".
+        strangers: told of each.
 
     Raises:
         AddressInUse: host and port cannot be listened on.
@@ -52,7 +56,10 @@ class LaneListener:
         tokens: LaneTokens,
         opened: Callable[[LaneSocket, Session], None],
         counts: LaneCounts,
+        refusals: Tally,
+        strangers: LimitedLog,
     ) -> None:
+        self._refusals, self._strangers = refusals, strangers
         context.num_tickets = 0  # nobody resumes a lane
         self._context, self._tokens, self._opened, self._counts = context, tokens, opened, counts
         try:
@@ -63,9 +70,9 @@ class LaneListener:
                 "stop what uses it, or give another --lane-port",
             ) from error
         self.port: int = self._listener.getsockname()[1]
-        self._opening = 0
+        self._door = Door(MAX_OPENING)
         self._lock = threading.Lock()
-        self._openers = ThreadPoolExecutor(OPENERS, thread_name_prefix="titan-lane-open")
+        self._openers = ThreadPoolExecutor(MAX_OPENING, thread_name_prefix="titan-lane-open")
         self._thread = threading.Thread(target=self._accept, name="titan-lane-accept", daemon=True)
         self._thread.start()
 
@@ -75,6 +82,7 @@ class LaneListener:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(5)
+        self._door.close()
         self._openers.shutdown(wait=True, cancel_futures=True)
 
     def _accept(self) -> None:
@@ -88,13 +96,8 @@ class LaneListener:
                 if self._closed():
                     return
                 continue
-            with self._lock:
-                admitted = self._opening < MAX_OPENING
-                self._opening += admitted
-            if not admitted:
-                sock.close()
-                self._counts.refused += 1
-                continue
+            self._counts.accepted += 1
+            self._door.enter(sock, str(peer[0]))
             self._openers.submit(self._open, sock, str(peer[0]), time.monotonic() + OPEN_TIMEOUT_S)
 
     def _closed(self) -> bool:
@@ -104,25 +107,32 @@ class LaneListener:
             return True
 
     def _open(self, sock: socket.socket, peer: str, deadline: float) -> None:
+        reason = "handshake"
         try:
             lane = accept(sock, self._context, OPENING, deadline)
+            with self._lock:
+                self._counts.proved += 1
             try:
                 session = self._admit(lane, deadline)
                 lane.allowed = TO_WORKER - OPENING
                 lane.send(whole(pack(Kind.OPENED, epoch=session.epoch)))
+                self._door.leave(sock)
                 self._opened(lane, session)
                 log.info("lane opened", coordinator=session.coordinator, epoch=session.epoch, peer=peer)
             except TitanError as error:
+                reason = error.code
                 with contextlib.suppress(TitanError):
                     lane.send(whole(encode_failure(0, 0, error)))
+                self._door.leave(sock)
                 lane.close()
                 raise
         except (TitanError, OSError) as error:
-            self._counts.refused += 1
-            log.warning(f"lane refused: {error}", peer=peer)
-        finally:
             with self._lock:
-                self._opening -= 1
+                self._counts.refused += 1
+            self._refusals.add("lane", reason)
+            self._strangers.warning("lane refused", str(error), peer=peer)
+        finally:
+            self._door.leave(sock)
 
     def _admit(self, lane: LaneSocket, deadline: float) -> Session:
         certificate = lane.peer_certificate()

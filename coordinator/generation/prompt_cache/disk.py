@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import tempfile
 import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
 
 from titan.common.log import get_logger
+from titan.common.whole_file import whole_file
 from titan.coordinator.generation.prompt_cache.file import FileBlock, decode_block, encode_block
 
 __all__ = ["DiskBlocks"]
@@ -140,18 +140,9 @@ class DiskBlocks:
         if len(data) > self._max_bytes:
             return
         self._make_room(len(data))
-        descriptor, temporary = tempfile.mkstemp(suffix=_TEMPORARY, dir=self._folder)  # mode 0600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            _mark_used(Path(temporary))
-            os.replace(temporary, self._path(name))
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        with whole_file(self._path(name), mode=0o600, suffix=_TEMPORARY) as file:
+            file.write(data)
+        _mark_used(self._path(name))
         with self._lock:
             self._sizes[name] = len(data)
             self._bytes += len(data)

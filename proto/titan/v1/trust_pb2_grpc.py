@@ -60,14 +60,15 @@ class TrustServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """The worker's clock, versions and certificate, for `titan doctor`. Coordinators and operators may ask.
+        """The worker's clock, versions and certificate, for `titan doctor`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SyncRevocations(self, request, context):
-        """Exchange revocation lists: both sides keep the newer one. It is signed by the authority, whoever brings it.
+        """Exchange revocation lists: both sides keep the newer one. It is signed by the authority, whoever brings it;
+        coordinators and operators may.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -54,6 +54,20 @@ class HelloReply(_message.Message):
     lane_token: bytes
     def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., memory_budget_bytes: _Optional[int] = ..., has_checkpoint: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., worker_id: _Optional[str] = ..., device: _Optional[str] = ..., lane_port: _Optional[int] = ..., lane_token: _Optional[bytes] = ...) -> None: ...
 
+class OpenLaneRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
+
+class OpenLaneReply(_message.Message):
+    __slots__ = ("lane_port", "lane_token")
+    LANE_PORT_FIELD_NUMBER: _ClassVar[int]
+    LANE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    lane_port: int
+    lane_token: bytes
+    def __init__(self, lane_port: _Optional[int] = ..., lane_token: _Optional[bytes] = ...) -> None: ...
+
 class LayerExperts(_message.Message):
     __slots__ = ("layer", "experts")
     LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -179,7 +193,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("worker_id", "software_version", "state", "memory_budget_bytes", "expert_bytes", "process_bytes", "fingerprint", "experts", "sessions", "requests", "pairs", "refused", "uptime_s", "lanes", "lanes_refused", "malformed_frames")
+    __slots__ = ("worker_id", "software_version", "state", "memory_budget_bytes", "expert_bytes", "process_bytes", "fingerprint", "experts", "sessions", "requests", "pairs", "refused", "uptime_s", "lanes", "lanes_refused", "malformed_frames", "revocation_number")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +210,7 @@ class StatusReply(_message.Message):
     LANES_FIELD_NUMBER: _ClassVar[int]
     LANES_REFUSED_FIELD_NUMBER: _ClassVar[int]
     MALFORMED_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    REVOCATION_NUMBER_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     software_version: str
     state: str
@@ -212,7 +227,8 @@ class StatusReply(_message.Message):
     lanes: int
     lanes_refused: int
     malformed_frames: int
-    def __init__(self, worker_id: _Optional[str] = ..., software_version: _Optional[str] = ..., state: _Optional[str] = ..., memory_budget_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., process_bytes: _Optional[int] = ..., fingerprint: _Optional[str] = ..., experts: _Optional[int] = ..., sessions: _Optional[int] = ..., requests: _Optional[int] = ..., pairs: _Optional[int] = ..., refused: _Optional[int] = ..., uptime_s: _Optional[float] = ..., lanes: _Optional[int] = ..., lanes_refused: _Optional[int] = ..., malformed_frames: _Optional[int] = ...) -> None: ...
+    revocation_number: int
+    def __init__(self, worker_id: _Optional[str] = ..., software_version: _Optional[str] = ..., state: _Optional[str] = ..., memory_budget_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., process_bytes: _Optional[int] = ..., fingerprint: _Optional[str] = ..., experts: _Optional[int] = ..., sessions: _Optional[int] = ..., requests: _Optional[int] = ..., pairs: _Optional[int] = ..., refused: _Optional[int] = ..., uptime_s: _Optional[float] = ..., lanes: _Optional[int] = ..., lanes_refused: _Optional[int] = ..., malformed_frames: _Optional[int] = ..., revocation_number: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("session",)

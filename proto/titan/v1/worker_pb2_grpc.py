@@ -49,6 +49,11 @@ class WorkerStub:
                 request_serializer=titan_dot_v1_dot_worker__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=titan_dot_v1_dot_worker__pb2.ExecuteReply.FromString,
                 _registered_method=True)
+        self.OpenLane = channel.unary_unary(
+                '/titan.v1.Worker/OpenLane',
+                request_serializer=titan_dot_v1_dot_worker__pb2.OpenLaneRequest.SerializeToString,
+                response_deserializer=titan_dot_v1_dot_worker__pb2.OpenLaneReply.FromString,
+                _registered_method=True)
         self.Probe = channel.unary_unary(
                 '/titan.v1.Worker/Probe',
                 request_serializer=titan_dot_v1_dot_worker__pb2.ProbeRequest.SerializeToString,
@@ -91,6 +96,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenLane(self, request, context):
+        """A token for one more lane of an open session, to replace one whose keys have been used enough.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Probe(self, request, context):
         """Execute made-up rows and report how long they took, through the same queue as Execute.
         """
@@ -128,6 +140,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Execute,
                     request_deserializer=titan_dot_v1_dot_worker__pb2.ExecuteRequest.FromString,
                     response_serializer=titan_dot_v1_dot_worker__pb2.ExecuteReply.SerializeToString,
+            ),
+            'OpenLane': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenLane,
+                    request_deserializer=titan_dot_v1_dot_worker__pb2.OpenLaneRequest.FromString,
+                    response_serializer=titan_dot_v1_dot_worker__pb2.OpenLaneReply.SerializeToString,
             ),
             'Probe': grpc.unary_unary_rpc_method_handler(
                     servicer.Probe,
@@ -226,6 +243,33 @@ class Worker:
             '/titan.v1.Worker/Execute',
             titan_dot_v1_dot_worker__pb2.ExecuteRequest.SerializeToString,
             titan_dot_v1_dot_worker__pb2.ExecuteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenLane(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/titan.v1.Worker/OpenLane',
+            titan_dot_v1_dot_worker__pb2.OpenLaneRequest.SerializeToString,
+            titan_dot_v1_dot_worker__pb2.OpenLaneReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,7 @@ def _problems(folder: Path, text: str) -> list[str]:
 
 def test_a_full_file_becomes_values(tmp_path: Path) -> None:
     _key(tmp_path)
+    (tmp_path / "models/olmoe").mkdir(parents=True)
     config = load_hosts(_write(tmp_path, FULL))
     assert config.model == tmp_path / "models/olmoe"
     assert config.coordinator.name == "desk"

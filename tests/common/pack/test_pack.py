@@ -247,8 +247,8 @@ def test_faults_of_a_pack_are_refused_when_it_is_opened(source: Checkpoint, tmp_
     refused(path, CheckpointContradiction, "do not belong together")
 
     path = faulty("version")
-    (path / MANIFEST_NAME).write_text(text.replace('"version":1', '"version":2'))
-    refused(path, CheckpointContradiction, "version '2'")
+    (path / MANIFEST_NAME).write_text(text.replace('"version":2', '"version":3'))
+    refused(path, CheckpointContradiction, "version '3'")
 
     path = faulty("half-a-manifest")
     (path / MANIFEST_NAME).write_text(text[: len(text) // 2])

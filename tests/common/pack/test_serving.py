@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from titan.cli import app
 from titan.common.registry import open_checkpoint
-from titan.coordinator.bench.local import load_alone, run
+from titan.coordinator.bench.alone import greedy_tokens
+from titan.coordinator.bench.local import load_alone
 from titan.deploy import DEMO_MODEL
 
 
@@ -26,7 +27,7 @@ def test_a_pack_gives_the_same_tokens(family: str, tmp_path: Path) -> None:
     for path in (source, tmp_path / "pack"):
         checkpoint = open_checkpoint(path)
         cluster, loaded = load_alone(checkpoint, checkpoint.expert_bytes_total)
-        answers.append((checkpoint.shape.fingerprint, run(loaded, [5, 6, 7], 24, lookahead=False)))
+        answers.append((checkpoint.shape.fingerprint, greedy_tokens(loaded, [5, 6, 7], 24)))
         assert not all(layer.whole for layer in cluster.layers.values())
         loaded.close()
     assert answers[0] == answers[1]

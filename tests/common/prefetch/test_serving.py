@@ -11,7 +11,8 @@ from titan.common.prefetch.build import make_prefetcher
 from titan.common.registry import open_checkpoint
 from titan.common.slots import Forecast
 from titan.common.slots.buffers import slot_bytes
-from titan.coordinator.bench.local import load_alone, run
+from titan.coordinator.bench.alone import greedy_tokens
+from titan.coordinator.bench.local import load_alone
 from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.generation.model import LoadedModel
 from titan.deploy import DEMO_MODEL
@@ -33,7 +34,7 @@ def load(
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
     _, loaded = load_alone(open_checkpoint(DEMO_MODEL))
-    tokens = run(loaded, PROMPT, TOKENS, lookahead=True)
+    tokens = greedy_tokens(loaded, PROMPT, TOKENS, lookahead=True)
     loaded.close()
     return tokens
 
@@ -49,7 +50,7 @@ def test_the_tokens_are_the_same(expected: list[int], prefetch: str, policy: str
         cluster.dispatcher.prefetcher = make_prefetcher(
             prefetch, list(cluster.layers.values()), 32, 4, dict(enumerate(cluster.model.routers)), forced=2
         )
-    assert run(loaded, PROMPT, TOKENS, lookahead=False) == expected
+    assert greedy_tokens(loaded, PROMPT, TOKENS) == expected
     prefetched = sum(layer.table.counts.prefetched for layer in cluster.layers.values())
     assert (prefetched > 0) == (prefetch != "off")
     loaded.close()
@@ -60,7 +61,7 @@ def test_the_condition_keeps_it_silent_where_reads_are_cheaper_than_handing_them
     assert cluster.dispatcher is not None
     prefetcher = cluster.dispatcher.prefetcher
     assert prefetcher is not None
-    assert run(loaded, PROMPT, TOKENS, lookahead=False) == expected
+    assert greedy_tokens(loaded, PROMPT, TOKENS) == expected
     assert prefetcher.steps > 0
     assert prefetcher.measures.fetch_s > 0
     assert max(score.recall(4) for row in prefetcher.scores for score in row) > 0.2, "the shadow scores nothing"
@@ -73,7 +74,7 @@ def test_what_was_learned_is_there_after_a_restart(expected: list[int], tmp_path
         cluster, loaded = load(8, policy="forecast", prefetch="auto", folder=tmp_path)
         policies = [layer.table.policy for layer in cluster.layers.values()]
         seen.append(max(p.successors.steps[0] for p in policies if isinstance(p, Forecast)))
-        assert run(loaded, PROMPT, TOKENS, lookahead=False) == expected
+        assert greedy_tokens(loaded, PROMPT, TOKENS) == expected
         loaded.close()
     assert seen[0] == 0
     assert seen[1] >= TOKENS - 1

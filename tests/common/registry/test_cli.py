@@ -59,7 +59,7 @@ def test_json(app: typer.Typer, kinds: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_refusals(app: typer.Typer, tmp_path: Path, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_next"}')
     with pytest.raises(SystemExit) as ended:
         run_command(app, "titan", ["registry", str(tmp_path), *(["--json"] if as_json else [])])
     assert ended.value.code == 1
@@ -67,11 +67,11 @@ def test_refusals(app: typer.Typer, tmp_path: Path, as_json: bool, capsys: pytes
     if as_json:
         error = json.loads(shown.out)["error"]
         assert error["code"] == "unsupported_family"
-        assert "'mixtral'" in error["cause"]
+        assert "'qwen3_next'" in error["cause"]
         assert "olmoe, qwen3_moe" in error["mend"]
     else:
         assert shown.out == ""
-        assert "'mixtral'" in shown.err
+        assert "'qwen3_next'" in shown.err
 
 
 def test_ranges_of_numbers() -> None:

@@ -34,7 +34,7 @@ def test_a_cached_repository(kinds: dict[str, Path], cache: Path) -> None:
 def test_a_repository_that_is_not_cached() -> None:
     with pytest.raises(CheckpointMissing, match="nor in the local Hugging Face cache") as refused:
         open_checkpoint(Path("someone/absent"))
-    assert "hf download someone/absent" in refused.value.mend
+    assert "titan download someone/absent" in refused.value.mend
 
 
 @pytest.mark.parametrize("name", ["absent", "/a/b", "a/b/c", "a/../b", "-a/b", "a\0b", "a/" + "b" * 300])
@@ -42,7 +42,7 @@ def test_a_repository_that_is_not_cached() -> None:
 def test_paths_that_lead_nowhere(name: str) -> None:
     with pytest.raises(CheckpointMissing) as refused:
         open_checkpoint(Path(name))
-    assert "hf download" not in str(refused.value)
+    assert "titan download" not in str(refused.value)
 
 
 def test_a_file_is_not_a_model(kinds: dict[str, Path]) -> None:

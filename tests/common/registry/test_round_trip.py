@@ -15,6 +15,7 @@ from mlx_lm.models.switch_layers import SwitchGLU
 from mlx_lm.utils import load_model
 
 from titan.common.registry import Checkpoint, ComponentRange, ModelShape, open_checkpoint
+from titan.common.registry.families import FAMILIES
 from titan.deploy import DEMO_MODEL
 
 PROMPT = mx.array([[5, 99, 1024, 7, 7, 300]])
@@ -36,9 +37,15 @@ def raw(array: mx.array) -> bytes:
     return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array).tobytes()
 
 
+def module_at(model: Any, path: str) -> Any:
+    for part in path.split("."):
+        model = model[int(part)] if part.isdecimal() else model[part]
+    return model
+
+
 def assert_experts_equal(checkpoint: Checkpoint, model: Any) -> None:
     for layer in checkpoint.shape.layers:
-        experts = model.layers[layer.index].mlp.switch_mlp
+        experts = module_at(model, layer.module_path)
         for expert in range(checkpoint.shape.num_experts):
             specs = [(m, c) for m in layer.matrices for c in m.components]
             for (matrix, component), part in zip(specs, checkpoint.ranges(layer.index, expert), strict=True):
@@ -67,17 +74,23 @@ def test_demo_model() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_modes_and_layers_are_those_mlx_lm_executes(kinds: dict[str, Path], kind: str) -> None:
     checkpoint, model = open_checkpoint(kinds[kind]), host_model(kinds[kind])
+    family = FAMILIES[checkpoint.shape.family]
     moe = {spec.index: spec for spec in checkpoint.shape.layers}
-    for index, layer in enumerate(model.layers):
-        assert isinstance(getattr(layer.mlp, "switch_mlp", None), SwitchGLU) == (index in moe)
+    paths = {path for path, module in model.named_modules() if isinstance(module, SwitchGLU)}
+    assert {spec.module_path for spec in checkpoint.shape.layers} == paths
+    for index in range(checkpoint.shape.num_layers):
         assert (index in moe) != (index in checkpoint.dense_layers)
         if index not in moe:
             continue
-        assert layer.mlp.top_k == checkpoint.routing.top_k == checkpoint.shape.top_k
-        assert layer.mlp.norm_topk_prob == checkpoint.routing.normalise
-        assert moe[index].module_path == f"model.layers.{index}.mlp.switch_mlp"
+        experts = module_at(model, moe[index].module_path)
+        block = module_at(model, moe[index].module_path.rpartition(".")[0])
+        top_k = block.top_k if hasattr(block, "top_k") else block.num_experts_per_tok
+        assert checkpoint.shape.top_k == checkpoint.routing.top_k == top_k
+        router = block if hasattr(block, "norm_topk_prob") else block[family.router]
+        if hasattr(router, "norm_topk_prob"):
+            assert router.norm_topk_prob == checkpoint.routing.normalise
         for matrix in moe[index].matrices:
-            linear = layer.mlp.switch_mlp[f"{matrix.name}_proj"]
+            linear = experts[f"{matrix.name}_proj"]
             executed = (linear.bits, linear.group_size, linear.mode) if "scales" in linear else (None, None, None)
             assert (matrix.bits, matrix.group_size, matrix.mode) == executed
             assert (matrix.in_features, matrix.out_features) == (linear.input_dims, linear.output_dims)

@@ -143,11 +143,11 @@ def test_peer_identity_refuses_what_is_not_a_member_in_tls_13(
 
 SERVER = """
 import sys
-from titan.common.security import Role, grpc_server_credentials, load_credentials_dir, require_tls13_for_grpc
-assert require_tls13_for_grpc()
+from titan.common.security import Role, grpc_server_credentials, load_credentials_dir, prepare_grpc
+assert prepare_grpc()
 from concurrent.futures import ThreadPoolExecutor
 import grpc
-assert not require_tls13_for_grpc()
+assert not prepare_grpc()
 server = grpc.server(ThreadPoolExecutor(1))
 credentials = load_credentials_dir(sys.argv[1], role=Role.WORKER, name="strict")
 print(server.add_secure_port("127.0.0.1:0", grpc_server_credentials(credentials)), flush=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from titan.common.slots import LFU, LRU
+import pytest
+
+from titan.common.slots import LFU, LRU, POLICIES, make_policy
 
 
 def test_lru_evicts_the_least_recently_used() -> None:
@@ -42,3 +44,20 @@ def test_lfu_forgets_what_was_popular_long_ago() -> None:
         policy.used(2)
         policy.used(3)
     assert policy.victim(()) == 1
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_an_emptied_policy_knows_what_the_old_one_learned_and_holds_nothing(name: str) -> None:
+    old = make_policy(name, 8)
+    for chosen in ([0, 1], [0, 2], [0, 1], [0, 2]):
+        old.selected(chosen)
+        for expert in chosen:
+            old.used(expert)
+    new = old.emptied()
+    assert new.victim(()) is None
+    new.used(1)
+    new.used(0)
+    new.used(2)
+    new.used(7)
+    assert new.victim(()) == (1 if name == "lru" else 7), "it does not know who is used"
+    assert old.victim({0, 2}) == 1, "the old one lost its experts"

@@ -7,7 +7,8 @@ import pytest
 from titan.common.config.hosts import HostsConfig
 from titan.common.registry import open_checkpoint
 from titan.common.slots.buffers import slot_bytes
-from titan.coordinator.bench.local import load_alone, run
+from titan.coordinator.bench.alone import greedy_tokens
+from titan.coordinator.bench.local import load_alone
 from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.deploy import DEMO_MODEL
 
@@ -18,7 +19,7 @@ TOKENS = 20
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
     _, loaded = load_alone(open_checkpoint(DEMO_MODEL))
-    tokens = run(loaded, PROMPT, TOKENS, lookahead=True)
+    tokens = greedy_tokens(loaded, PROMPT, TOKENS, lookahead=True)
     loaded.close()
     return tokens
 
@@ -31,7 +32,7 @@ def test_the_tokens_are_the_same_and_the_memory_is_bounded(expected: list[int], 
     hosts = HostsConfig.model_validate({"model": str(DEMO_MODEL), "coordinator": {"memory": memory}})
     cluster = Cluster(hosts, checkpoint, None, ClusterOptions(stream_bytes=share * layer_bytes))
     loaded = cluster.load()
-    assert run(loaded, PROMPT, TOKENS, lookahead=False) == expected
+    assert greedy_tokens(loaded, PROMPT, TOKENS) == expected
     held = sum(layer.buffers.nbytes for layer in cluster.layers.values())
     stream = cluster.stream
     assert held + (stream.nbytes if stream else 0) <= memory

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from fixtures.api_server import RunningApi
 from fixtures.generation import ProbedEngine, demo_tokenizer, wait_until
+from fixtures.losing import LosingCluster
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 
@@ -40,3 +41,20 @@ def probed(session_engine: ProbedEngine) -> Iterator[ProbedEngine]:
 def api(probed: ProbedEngine, session_api: RunningApi) -> RunningApi:
     assert session_api.probed is probed
     return session_api
+
+
+@pytest.fixture(scope="module")
+def losing() -> Iterator[LosingCluster]:
+    """A cluster whose workers die and come back all the time, the same answers due."""
+    with LosingCluster() as cluster:
+        yield cluster
+        remote, fallbacks = cluster.executed()
+        assert remote > 0, "no worker was ever asked"
+        assert fallbacks > 0, "no worker died on a request"
+        assert cluster.lost > 1
+
+
+@pytest.fixture(scope="module")
+def losing_api(losing: LosingCluster) -> Iterator[RunningApi]:
+    with RunningApi(losing) as running:
+        yield running

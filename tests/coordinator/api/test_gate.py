@@ -11,8 +11,8 @@ from fixtures.api_server import RunningApi
 from fixtures.generation import ProbedEngine
 
 from titan.common.errors import ConfigError, Forbidden, Unauthorized
+from titan.common.origin import check_local
 from titan.coordinator.api import ApiKeys, create_app
-from titan.coordinator.api.origin import check_local
 
 KEY, OTHER_KEY = "first-key-0123456789", "second-key-9876543210"
 BODY: dict[str, Any] = {"model": "demo", "prompt": "Enter", "max_tokens": 1}

@@ -1,4 +1,7 @@
-"""The official client against the real server. Run: `.venv/bin/pytest tests/coordinator/api/test_openai_client.py`."""
+"""The official client against the real server: on one machine, and over workers that die and come back meanwhile.
+
+Run: `.venv/bin/pytest tests/coordinator/api/test_openai_client.py`.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,11 @@ class Reference:
             stream_generate(self._model, self._tokenizer, prompt, max_tokens=max_tokens, prefill_step_size=16)
         )
         return "".join(r.text for r in responses), responses[-1].finish_reason
+
+
+@pytest.fixture(params=["session_api", "losing_api"], ids=["one machine", "workers die"])
+def api(request: pytest.FixtureRequest) -> RunningApi:
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module")

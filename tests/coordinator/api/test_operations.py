@@ -13,7 +13,7 @@ from fixtures.generation import PROMPTS, ProbedEngine
 from prometheus_client.parser import text_string_to_metric_families
 
 from titan.common.errors import ConfigError
-from titan.common.metrics import CollectorRegistry, Figures, Sample, metrics_text, serve_metrics
+from titan.common.metrics import CollectorRegistry, Figures, metrics_text
 from titan.coordinator.api import Operations
 from titan.coordinator.api.keyfile import add_key, read_keys
 from titan.coordinator.metrics import RequestMetrics, engine_samples
@@ -116,21 +116,3 @@ def test_key_files_that_are_wrong_are_refused(tmp_path: Path) -> None:
     plain.write_text("a-key-of-sixteen-characters\n")
     plain.chmod(0o600)
     assert read_keys(plain).check(b"Bearer a-key-of-sixteen-characters").operator
-
-
-def test_metrics_of_a_daemon_without_http() -> None:
-    registry = CollectorRegistry()
-    registry.register(Figures(lambda: [Sample("titan_things", "counter", "Things.", 3, {"kind": "x"})]))
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    stop = serve_metrics(registry, "127.0.0.1", port)
-    try:
-        import httpx
-
-        text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
-    finally:
-        stop()
-    assert 'titan_things_total{kind="x"} 3.0' in text

@@ -12,8 +12,8 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from titan.coordinator.bench.alone import decode_alone
 from titan.coordinator.generation.batch import Batch, Row
-from titan.coordinator.generation.decode import decode
 from titan.coordinator.generation.prefill import Prefill
 from titan.coordinator.generation.request import Sampling
 from titan.coordinator.generation.sampling import make_sampler
@@ -45,7 +45,7 @@ def join(batch: Batch[Row], model: Probe, prompt: list[int], tokens: int = TOKEN
 
 def alone(model: Probe, prompt: list[int], tokens: int = TOKENS) -> list[Step]:
     cache = make_prompt_cache(model._model)
-    return list(decode(model, prompt, cache, sampler=GREEDY, max_tokens=tokens, top_logprobs=3))
+    return list(decode_alone(model, cache, prompt, tokens, top_logprobs=3))
 
 
 @pytest.mark.parametrize("lookahead", [True, False])
@@ -126,7 +126,7 @@ def test_each_sequence_draws_with_its_own_seed(model: Probe, prompts: list[list[
     )
     for tokens, prompt, sampling in zip(found, prompts, samplings, strict=False):
         cache = make_prompt_cache(model._model)
-        steps = decode(model, prompt, cache, sampler=make_sampler(sampling), max_tokens=TOKENS)
+        steps = decode_alone(model, cache, prompt, TOKENS, sampling)
         assert list(tokens) == [step.token for step in steps]
 
 

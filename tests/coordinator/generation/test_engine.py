@@ -65,7 +65,7 @@ class Gate:
 @pytest.mark.parametrize("lookahead", [True, False])
 async def test_text_and_tokens_equal_mlx_lm(tokenizer: TokenizerWrapper, lookahead: bool) -> None:
     model = demo_model()
-    with ProbedEngine(prefill_step_tokens=16, lookahead=lookahead) as probed:
+    with ProbedEngine(prefill_step_tokens=16, lookahead=lambda: lookahead) as probed:
         for prompt in PROMPTS:
             reference = list(
                 stream_generate(model, tokenizer, tokenizer.encode(prompt), max_tokens=40, prefill_step_size=16)
@@ -177,7 +177,7 @@ async def test_a_prompt_that_fails_ends_that_request_alone(probed: ProbedEngine,
 @pytest.mark.parametrize("lookahead", [True, False])
 async def test_a_step_that_fails_is_tried_for_each_sequence_alone(tokenizer: TokenizerWrapper, lookahead: bool) -> None:
     prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[3]]
-    with ProbedEngine(lookahead=lookahead) as probed:
+    with ProbedEngine(lookahead=lambda: lookahead) as probed:
         expected = [await read(probed.engine.submit(request(tokenizer, prompt, 20))) for prompt in prompts]
         rows: list[int] = []
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from titan.coordinator.generation.decode import Step
 from titan.coordinator.generation.events import TextDelta, TokenLogprob
 from titan.coordinator.generation.request import GenerationRequest
 from titan.coordinator.generation.sequence import Sequence
+from titan.coordinator.generation.step import Step
 
 
 def feed(tokenizer: TokenizerWrapper, tokens: list[int], **request: Any) -> tuple[list[TextDelta], Sequence]:

@@ -17,8 +17,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from titan.common.errors import EngineFailed, EngineNotReady
 from titan.coordinator.generation import Finished, GenerationRequest, Handle, Sampling, TextDelta
-from titan.coordinator.generation.engine import MAX_RESTARTS_A_MINUTE
 from titan.coordinator.generation.observer import Unobserved
+from titan.coordinator.generation.room import GROWTH_TOKENS
+from titan.coordinator.generation.supervisor import MAX_RESTARTS_A_MINUTE
 
 GREEDY = Sampling(temperature=0)
 
@@ -83,18 +84,56 @@ async def test_streams_go_on_between_the_chunks_of_a_long_prompt(tokenizer: Toke
 
 
 async def test_kv_memory_bounds_what_runs_together(tokenizer: TokenizerWrapper) -> None:
-    with ProbedEngine(context_tokens=128, kv_tokens=300) as probed:
+    budget = 3 * (len(tokenizer.encode(PROMPTS[0])) + 90 + GROWTH_TOKENS)
+    with ProbedEngine(context_tokens=128, kv_tokens=budget) as probed:
         gate = threading.Event()
         probed.probe.before(waiting_for(gate))
         handles = probed.engine.submit_all([request(tokenizer, max_tokens=90) for _ in range(4)])
         gate.set()
         wait_until(lambda: probed.engine.status().decoding == 3, "three sequences to run")
         status = probed.engine.status()
-        assert (status.queued, status.kv_budget_tokens) == (1, 300)
-        assert status.kv_tokens <= 300
+        assert (status.queued, status.kv_budget_tokens) == (1, budget)
+        assert status.kv_tokens <= budget
         for handle in handles:
             assert (await read(handle))[1].reason == "length"
         assert probed.engine.status().completed == 4
+
+
+async def test_more_run_at_once_than_could_to_their_end_and_one_makes_room(tokenizer: TokenizerWrapper) -> None:
+    budget = 2100  # four sequences of 268 places; to their ends they would need 4 * (302 + 255)
+    requests = [
+        request(tokenizer, PROMPTS[0], 300, ignore_end=True, sampling=Sampling(temperature=1.0, seed=seed))
+        for seed in range(4)
+    ]
+    with ProbedEngine(context_tokens=512, kv_tokens=budget) as probed:
+        alone, _ = await read(probed.engine.submit(requests[3]))
+        probed.probe.reset()
+        places: list[int] = []
+        set_back: list[int] = []
+
+        def look(_: int) -> None:
+            places.append(probed.probe.kv_places)
+            set_back.append(probed.engine.status().set_back)
+
+        probed.probe.before(look)
+        together = await asyncio.gather(*(read(handle) for handle in probed.engine.submit_all(requests)))
+        assert together[3][0] == alone, "the one that made room"
+        assert all(end.usage.completion_tokens == 300 for _, end in together)
+        assert max(set_back) == 1
+        assert 4 * 256 <= max(places) <= budget
+        wait_until(lambda: probed.engine.status().kv_tokens == 0, "all memory to be free")
+        assert (probed.engine.status().set_back, probed.engine.status().completed) == (0, 5)
+
+
+async def test_one_that_made_room_can_be_cancelled(tokenizer: TokenizerWrapper) -> None:
+    with ProbedEngine(context_tokens=512, kv_tokens=2100) as probed:
+        handles = probed.engine.submit_all([request(tokenizer, PROMPTS[0], 300, ignore_end=True)] * 4)
+        wait_until(lambda: probed.engine.status().set_back == 1, "one to make room")
+        handles[3].cancel()
+        assert (await read(handles[3]))[1].reason == "cancelled"
+        wait_until(lambda: probed.engine.status().set_back == 0, "nothing to be set back")
+        for handle in handles[:3]:
+            handle.cancel()
 
 
 async def test_work_runs_between_steps_and_when_idle(tokenizer: TokenizerWrapper) -> None:

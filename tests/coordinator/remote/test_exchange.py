@@ -27,6 +27,7 @@ class Scripted:
 
     name = "scripted"
     unsent = False
+    outstanding = records = 0
 
     def __init__(self, worker: str) -> None:
         self.worker = worker

@@ -1,4 +1,4 @@
-"""The decode loop against mlx-lm's. Run: `.venv/bin/pytest tests/coordinator/generation/test_decode.py`."""
+"""One sequence in the batch, against mlx-lm. Run: `.venv/bin/pytest tests/coordinator/generation/test_alone.py`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from titan.coordinator.generation.decode import Step, decode
+from titan.coordinator.bench.alone import GREEDY, decode_alone
 from titan.coordinator.generation.request import Sampling
-from titan.coordinator.generation.sampling import make_sampler
-
-GREEDY = Sampling(temperature=0)
+from titan.coordinator.generation.step import Step
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,7 @@ def run(
     model: Probe, prompt: list[int], max_tokens: int = 24, sampling: Sampling = GREEDY, **options: Any
 ) -> list[Step]:
     cache = make_prompt_cache(model._model)
-    return list(decode(model, prompt, cache, sampler=make_sampler(sampling), max_tokens=max_tokens, **options))
+    return list(decode_alone(model, cache, prompt, max_tokens, sampling, **options))
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -73,53 +71,11 @@ def test_without_lookahead_no_step_runs_after_the_reader_stops(model: Probe, tok
     for lookahead in (True, False):
         model.reset()
         cache = make_prompt_cache(model._model)
-        steps = decode(model, ids, cache, sampler=make_sampler(GREEDY), max_tokens=50, lookahead=lookahead)
+        steps = decode_alone(model, cache, ids, 50, lookahead=lookahead)
         assert len(list(islice(steps, 3))) == 3
         steps.close()
         counts[lookahead] = len(model.call_tokens) - 1
     assert counts == {True: 4, False: 3}
-
-
-def test_cancellation_is_seen_between_prefill_chunks(model: Probe, tokenizer: TokenizerWrapper) -> None:
-    model.reset()
-    done: list[int] = []
-    steps = run(
-        model,
-        tokenizer.encode(PROMPTS[3]),
-        prefill_step_tokens=16,
-        cancelled=lambda: len(done) == 2,
-        on_prefill=done.append,
-    )
-    assert steps == []
-    assert done == [16, 32]
-    assert model.call_tokens == [16, 16]
-
-
-def test_cancellation_is_seen_between_steps(model: Probe, tokenizer: TokenizerWrapper) -> None:
-    seen: list[int] = []
-    ids = tokenizer.encode(PROMPTS[0])
-    cache = make_prompt_cache(model._model)
-    sampler = make_sampler(GREEDY)
-    for step in decode(model, ids, cache, sampler=sampler, max_tokens=50, cancelled=lambda: len(seen) == 3):
-        seen.append(step.token)
-    assert len(seen) == 3
-    model.reset()
-    assert (
-        len(
-            list(
-                decode(
-                    model,
-                    ids,
-                    make_prompt_cache(model._model),
-                    sampler=sampler,
-                    max_tokens=50,
-                    cancelled=lambda: len(model.call_tokens) == 2,
-                )
-            )
-        )
-        == 1
-    )
-    assert len(model.call_tokens) == 2, "a step was looked ahead for a request that is over"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +83,7 @@ def test_cancellation_is_seen_between_steps(model: Probe, tokenizer: TokenizerWr
     [
         (Sampling(temperature=0.8, seed=7), {}),
         (Sampling(temperature=1.3, top_p=0.9, top_k=40, min_p=0.02, seed=-3), {}),
-        (Sampling(temperature=1.0, top_p=0.5, seed=2**63), {"lookahead": False}),
+        (Sampling(temperature=1.0, top_p=0.5, seed=2**63), {"lookahead": True}),
     ],
 )
 def test_a_seed_gives_what_mlx_lm_gives_with_it(

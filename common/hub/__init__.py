@@ -1,0 +1,1 @@
+"""Checkpoints from a Hugging Face hub: what a name means, what a repository holds, and getting it."""
