@@ -13,7 +13,8 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,7 @@ _RUSAGE_INFO_V0 = 0
 _MACOS_OPEN_MAX = 10_240
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _CGROUP_SELF = Path("/proc/self/cgroup")
+EVERY_CORE = frozenset(os.sched_getaffinity(0) if sys.platform == "linux" else range(os.cpu_count() or 1))
 
 
 def total_memory_bytes() -> int:
@@ -209,3 +211,26 @@ def set_nofile_limit(wanted: int = 8192) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             return limit
     return soft
+
+
+def place_thread(thread: int, cores: Iterable[int]) -> bool:
+    """Let a thread, by its native id, run on these cores alone; False where the system or a container forbids it."""
+    if sys.platform != "linux":
+        return False
+    try:
+        os.sched_setaffinity(thread, cores)
+    except OSError:  # or it has ended
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def every_core() -> Iterator[None]:
+    """Threads and processes begun in the block may use every core, also when this thread is kept on one."""
+    thread = threading.get_native_id()
+    mine = os.sched_getaffinity(thread) if sys.platform == "linux" else EVERY_CORE
+    place_thread(thread, EVERY_CORE)
+    try:
+        yield
+    finally:
+        place_thread(thread, mine)

@@ -16,6 +16,7 @@ from titan.common.units import format_bytes, format_seconds
 from titan.placement.figures import Figures
 
 NOISY = 0.3
+QUIET_CORES = 0.25
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +52,10 @@ def _show(figures: Figures, home_bytes: int, memory: dict[str, int | None], abse
     rows = (
         ("memory for experts (M_0)", format_bytes(home_bytes)),
         ("a layer without its experts (tau)", format_seconds(home.attention_s)),
-        ("asking a layer (synchronisation)", format_seconds(home.sync_s)),
+        (
+            "asking a layer (synchronisation)",
+            f"{format_seconds(home.sync_s)} + {format_seconds(home.choice_s)} to choose among workers",
+        ),
         (
             "an expert on one row (c_0)",
             f"{format_seconds(home.compute_s)} + {format_seconds(home.compute_fixed_s)} a layer",
@@ -61,26 +65,41 @@ def _show(figures: Figures, home_bytes: int, memory: dict[str, int | None], abse
             f"{format_seconds(home.ssd_s)} cold, {format_seconds(home.page_cache_s)} cached",
         ),
         ("parallel readers that help (w)", str(home.readers)),
+        ("package power under load (P_0)", _watts(home.power_w)),
     )
     for row in rows:
         table.add_row(*row)
     console.print(table)
     table = Table(title="workers, as this machine sees them", title_justify="left")
-    for column in ("worker", "address", "memory (M_n)", "round trip (rho)", "an expert on one row (c_n)", "bandwidth"):
+    for column in ("worker", "memory (M_n)", "used", "address", "over", "rho", "c_n", "beta", "power (P_n)"):
         table.add_column(column)
-    for name, worker in figures.workers.items():
-        bandwidth = f"{format_bytes(int(worker.bandwidth_bytes_s))}/s" if worker.bandwidth_bytes_s else "not the limit"
-        table.add_row(
-            name,
-            worker.address,
-            format_bytes(memory.get(name) or 0),
-            format_seconds(worker.round_trip_s),
-            format_seconds(worker.compute_s),
-            bandwidth,
-        )
+    for name, chosen in figures.workers.items():
+        for worker in (chosen, *figures.elsewhere.get(name, ())):
+            first = worker is chosen
+            table.add_row(
+                name if first else "",
+                format_bytes(memory.get(name) or 0) if first else "",
+                "yes" if first else "to fall back on",
+                worker.address,
+                worker.transport,
+                format_seconds(worker.round_trip_s),
+                format_seconds(worker.compute_s),
+                f"{format_bytes(int(worker.bandwidth_bytes_s))}/s" if worker.bandwidth_bytes_s else "not the limit",
+                _watts(worker.power_w) if first else "",
+            )
     console.print(table)
+    for name, addresses in figures.unreached.items():
+        console.print(f"{name} did not answer at {', '.join(addresses)}", markup=False, soft_wrap=True)
     for name, reason in absent.items():
         console.print(f"{name} was not measured: {reason or 'it has no memory for one row of experts'}", markup=False)
     noisy = [n for n, f in [("this machine", home), *figures.workers.items()] if f.spread > NOISY]
+    if home.others_cores > QUIET_CORES:
+        console.print(
+            f"other programs used {home.others_cores:.1f} cores of this machine all the time; measure again when idle"
+        )
     if noisy:
         console.print(f"noisy: {', '.join(noisy)} (spread above {NOISY:.0%} of the median); measure again when idle")
+
+
+def _watts(power_w: float | None) -> str:
+    return "the system does not tell" if power_w is None else f"{power_w:.1f} W"

@@ -9,14 +9,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.live import Live
-from rich.markdown import Markdown
 
 from titan.common.errors import TitanError
+from titan.coordinator.chat_view import AnswerView
 from titan.coordinator.client import connect, get, stream_chat
 
 HISTORY = Path("~/.titan/chat_history")
-HELP = "/help  /new  /system TEXT  /temperature T  /save FILE  /exit; Ctrl-C stops an answer"
+HELP = "/help  /new  /system TEXT  /temperature T  /save FILE  /exit; Ctrl-C stops an answer, Ctrl-D ends"
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +63,11 @@ class _Talk:
         while True:
             try:
                 line = input("> ").strip()
-            except (EOFError, KeyboardInterrupt):
+            except KeyboardInterrupt:  # what was typed is dropped
+                self._console.print()
+                continue
+            except EOFError:
+                self._console.print()
                 return
             if line.startswith("/"):
                 if not self.command(line):
@@ -73,50 +76,81 @@ class _Talk:
                 try:
                     self.ask(line)
                 except TitanError as error:
-                    self._messages.pop()
-                    self._console.print(str(error), style="red", highlight=False, markup=False)
+                    self._complain(str(error))
 
     def command(self, line: str) -> bool:
         """Do a slash command; False ends the talk."""
         name, _, rest = line.partition(" ")
         if name in ("/exit", "/quit"):
             return False
-        if name == "/new":
+        if name == "/help":
+            self._say(HELP)
+        elif name == "/new":
             self._messages.clear()
+            self._say("a new conversation")
         elif name == "/system":
-            self._system = rest
+            self._system = rest.strip()
+            self._say("the system message is set" if self._system else "no system message")
         elif name == "/temperature":
-            with contextlib.suppress(ValueError):
-                self._body["temperature"] = float(rest)
-        elif name == "/save" and rest:
-            text = "\n\n".join(f"## {m['role']}\n\n{m['content']}" for m in self._messages)
-            try:
-                Path(rest).expanduser().write_text(text + "\n", "utf-8")
-            except OSError as error:
-                self._console.print(f"{rest} cannot be written: {error}", style="red", markup=False)
+            self._set_temperature(rest)
+        elif name == "/save":
+            self._save(rest.strip())
         else:
-            self._console.print(HELP, highlight=False)
+            self._complain(f"there is no command {name}. {HELP}")
         return True
 
+    def _set_temperature(self, text: str) -> None:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= 2:
+            self._complain(f"/temperature needs a number in 0..2; it stays {self._body['temperature']:g}")
+            return
+        self._body["temperature"] = value
+        self._say(f"temperature {value:g}")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            self._complain("/save needs the name of a file")
+            return
+        path = Path(name).expanduser()
+        text = "\n\n".join(f"## {m['role']}\n\n{m['content']}" for m in self._messages)
+        try:
+            path.write_text(text + "\n", "utf-8")
+        except OSError as error:
+            self._complain(f"{name} cannot be written: {error.strerror or error}")
+        else:
+            self._say(f"saved {len(self._messages)} messages in {path}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, style="dim", highlight=False, markup=False)
+
+    def _complain(self, text: str) -> None:
+        self._console.print(text, style="red", highlight=False, markup=False)
+
     def ask(self, text: str) -> None:
-        """Send a message and show the answer as it comes; Ctrl-C stops it and keeps what there is."""
-        self._messages.append({"role": "user", "content": text})
+        """Send a message and show the answer as it comes; Ctrl-C stops it and keeps what there is.
+
+        Raises:
+            TitanError: the coordinator is not there or refuses; the message is not part of the conversation then.
+        """
         system = [{"role": "system", "content": self._system}] if self._system else []
+        asked = {"role": "user", "content": text}
+        stream = stream_chat(self._client, self._body | {"messages": [*system, *self._messages, asked]})
         answer = ""
-        stream = stream_chat(self._client, self._body | {"messages": system + self._messages})
-        live = None if self._plain else Live(console=self._console, refresh_per_second=8, vertical_overflow="visible")
-        with contextlib.closing(stream), live or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
+        view = AnswerView(self._console, plain=self._plain)
+        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(stream), view:
             for chunk in stream:
                 for choice in chunk["choices"]:
-                    piece = choice["delta"].get("content") or ""
-                    answer += piece
-                    if live is None:
-                        self._console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
-                    else:
-                        live.update(Markdown(answer))
-        if live is None:
-            self._console.print()
-        self._messages.append({"role": "assistant", "content": answer})
+                    delta = choice["delta"]
+                    if reasoning := delta.get("reasoning_content"):
+                        view.reason(reasoning)
+                    if piece := delta.get("content"):
+                        answer += piece
+                        view.say(piece)
+        if answer:
+            self._messages += [asked, {"role": "assistant", "content": answer}]
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from mlx_lm.utils import load_tokenizer
 
 from titan.common.arrays import COMPUTE_DTYPES, compute_dtype
 from titan.common.config.hosts import HostsConfig
+from titan.common.cores import OneCore
 from titan.common.errors import PlanError, StoreError
 from titan.common.experts import ExpertLayer
 from titan.common.log import get_logger
@@ -30,20 +31,11 @@ from titan.common.prefetch.uses import recall_uses, remember_uses
 from titan.common.registry import Checkpoint
 from titan.common.security.credentials import Credentials
 from titan.common.security.own import OwnCertificate
-from titan.common.slots.buffers import LayerBuffers, slot_bytes
+from titan.common.slots.buffers import slot_bytes
 from titan.common.store import ExpertStore, ReaderPool
 from titan.common.stream import LayerStream
 from titan.common.units import format_bytes
-from titan.coordinator.calibration.figures import (
-    figures_key,
-    home_figures,
-    keep_figures,
-    load_figures,
-    with_asking,
-    worker_figures,
-)
-from titan.coordinator.calibration.local import measure_local
-from titan.coordinator.calibration.remote import measure_remote, measure_together
+from titan.coordinator.calibration.cluster import Calibration
 from titan.coordinator.certificates import Certificates
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS, LoadedModel
 from titan.coordinator.generation.prompt_cache import PromptCache, open_prompt_cache
@@ -57,16 +49,20 @@ from titan.coordinator.host.model import (
 )
 from titan.coordinator.moe.dispatch import Dispatcher
 from titan.coordinator.moe.layer_times import LayerTimes
-from titan.coordinator.planning import log_plan, make_problem
+from titan.coordinator.moe.routing_counts import RoutingCounts
+from titan.coordinator.planning import log_plan, make_problem, with_caches
 from titan.coordinator.remote.exchange import Exchange
+from titan.coordinator.remote.hints import HintSender
 from titan.coordinator.remote.link import LinkStatus, WorkerLink
+from titan.coordinator.remote.share import Cache
 from titan.placement import Plan, Problem, solve
 from titan.placement.cost import Costs
-from titan.placement.figures import Figures, WorkerFigures
+from titan.placement.figures import Figures
 
 log = get_logger("coordinator")
 
 READERS = 4
+PAGE_CACHE_SHARE = 0.8  # of the memory that experts leave: other files want some of it
 CACHE_LIMIT_BYTES = 128 << 20  # what MLX may keep of freed temporaries
 
 
@@ -131,16 +127,18 @@ class Cluster:
         self.options = options
         self.plan: Plan | None = None
         self.figures: Figures | None = None
+        self.frequencies: tuple[tuple[float, ...], ...] | None = None  # of routing, that the plan was made for
         self.model: HostModel | None = None
         self.layers: dict[int, ExpertLayer] = {}
         self.prompt_cache: PromptCache | None = None
         self.report = report
         floats = {t.dtype for t in checkpoint.non_expert_tensors if t.dtype in ("F32", "F16", "BF16")}
         self.dtype = compute_dtype(floats)
+        self._memory_bytes = memory_budget_bytes()
         self.memory: HostMemory = host_memory(
             checkpoint,
             self.dtype,
-            available_bytes=memory_budget_bytes(),
+            available_bytes=self._memory_bytes,
             experts_bytes=hosts.coordinator.memory,
             context=options.context,
             prompt_cache_bytes=options.prompt_cache_bytes,
@@ -168,6 +166,7 @@ class Cluster:
             ]
         self.dispatcher: Dispatcher | None = None
         self.stream: LayerStream | None = None
+        self._one_core: OneCore | None = None
 
     def load(self) -> LoadedModel:
         """Everything from greeting to a model that answers. On the engine's thread.
@@ -211,6 +210,7 @@ class Cluster:
             self.hosts.verify,
         )
         self.dispatcher.prefetcher = self.make_prefetcher(model)
+        self.dispatcher.routing = RoutingCounts([spec.index for spec in shape.layers], shape.num_experts)
         self._recall()
         self._preload(self.plan)
         self.stream = self._make_stream(self.plan, self.dispatcher)
@@ -253,6 +253,8 @@ class Cluster:
         self.layers.clear()
         self.model = None
         self.dispatcher = None
+        if self._one_core is not None:
+            self._one_core.release()
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -303,6 +305,7 @@ class Cluster:
         """mlx-lm's model without experts. On the thread that will own MLX."""
         self.report("loading attention, routers and embeddings")
         self.model = load_host_model(self.checkpoint, self.dtype)
+        self._one_core = OneCore()
         return self.model
 
     def make_plan(
@@ -313,7 +316,7 @@ class Cluster:
         On the engine's thread, with the host model loaded and not bound.
         """
         figures = self.measured_figures() if self.options.measure else None
-        self.figures = figures
+        self.figures, self.frequencies = figures, frequencies
         self.report("planning")
         return self.solve(self.problem(figures, frequencies), time_limit_s)
 
@@ -329,13 +332,35 @@ class Cluster:
             {link.name: link.status.address for link in self.links},
             figures,
             frequencies,
+            self._worker_caches(),
+            cached=self.reads_cached,
         )
+
+    @property
+    def reads_cached(self) -> bool:
+        """Whether all experts fit in the memory that is left for the page cache."""
+        left = self._memory_bytes - self.memory.experts_bytes
+        return self.checkpoint.shape.expert_bytes_total <= PAGE_CACHE_SHARE * left
 
     def solve(self, problem: Problem, time_limit_s: float | None = None) -> Plan:
         """Search when there are figures, else by memory alone."""
         measured = any(node.compute_s for node in problem.nodes)
         method = "search" if measured else "proportional"
-        return solve(problem, method=method, time_limit_s=time_limit_s or self.options.solve_s)
+        plan = solve(problem, method=method, time_limit_s=time_limit_s or self.options.solve_s)
+        return with_caches(plan, self._worker_caches(), self.worker_memory())
+
+    def _worker_caches(self) -> dict[str, int]:
+        """Cache slots a layer that hosts.yaml gives to workers that are there with a copy of the checkpoint."""
+        found = {}
+        for worker, link in zip(self.hosts.workers, self.links, strict=True):
+            if worker.cache_slots and link.has_checkpoint:
+                found[worker.name] = worker.cache_slots
+            elif worker.cache_slots and link.has_checkpoint is False:
+                log.warning(
+                    "hosts.yaml gives a worker cache slots, and it has no copy of the checkpoint to read from",
+                    worker=worker.name,
+                )
+        return found
 
     def worker_memory(self) -> dict[str, int]:
         """M_n by worker: what it offered in Hello or hosts.yaml states; 0 for one that is unknown."""
@@ -360,48 +385,20 @@ class Cluster:
         return found
 
     def measured_figures(self) -> Figures:
-        """Kept figures of this cluster, or new ones. The model must be loaded and not bound."""
-        shape = self.checkpoint.shape
-        addresses = {link.name: link.status.address for link in self.links if link.status.address}
-        key = figures_key(shape, self.dtype, addresses)
-        if not self.options.measure_again:
-            kept = load_figures(self.options.figures_folder, key)
-            if kept is not None:
-                return kept
+        """Kept figures of this cluster, or new ones. On the engine's thread; the model must be loaded and not bound."""
         assert self.model is not None
-        local = measure_local(self.checkpoint, self.store, self.model, self.dtype, self.report)
-        workers = self._measured_workers([link for link in self.links if link.name in addresses])
-        figures = Figures(key, home_figures(local, shape.top_k), workers)
-        keep_figures(self.options.figures_folder, figures)
-        return figures
-
-    def _measured_workers(self, links: Sequence[WorkerLink]) -> dict[str, WorkerFigures]:
-        """Each worker's line, measured over its session with a few experts of the first MoE layer."""
-        shape = self.checkpoint.shape
-        spec = shape.layers[0]
-        row_bytes = shape.hidden_size * COMPUTE_DTYPES[self.dtype][0].itemsize
-        empty = ExpertLayer(LayerBuffers(spec, shape.top_k, self.dtype), self.store.read_expert)
-        measured: list[tuple[WorkerLink, tuple[int, ...], WorkerFigures]] = []
-        for place, link in enumerate(links):
-            if (link.memory_budget_bytes or 0) < shape.top_k * slot_bytes(spec, self.dtype):
-                continue
-            self.report(f"calibrating: worker {link.name}")
-            experts = tuple(sorted((place * shape.top_k + i) % shape.num_experts for i in range(shape.top_k)))
-            link.assign({spec.index: experts})
-            self._wait_for(link)
-            remote = measure_remote(link, spec.index, experts, empty, shape, self.dtype)
-            if remote is None:
-                log.warning("worker could not be measured: the plan leaves it out", worker=link.name)
-                continue
-            measured.append((link, experts, worker_figures(link.status.address, remote, row_bytes)))
-        figures = {link.name: found for link, _, found in measured}
-        if len(measured) < 2:
-            return figures
-        share = max(1, shape.top_k // len(measured))
-        asked = [experts[:share] for _, experts, _ in measured]
-        links_asked = [link for link, _, _ in measured]
-        together = measure_together(links_asked, spec.index, asked, empty, shape, self.dtype)
-        return figures if together is None else with_asking(figures, share, together.median_s)
+        calibration = Calibration(
+            self.checkpoint,
+            self.store,
+            self._readers,
+            self.model,
+            self.dtype,
+            self.links,
+            self._wait_for,
+            self.options.figures_folder,
+            self.report,
+        )
+        return calibration.figures(again=self.options.measure_again)
 
     def check_plan(self, plan: Plan) -> None:
         if plan.fingerprint != self.checkpoint.shape.fingerprint:
@@ -423,6 +420,7 @@ class Cluster:
             self.checkpoint.shape.num_experts,
             READERS,
             dict(enumerate(model.routers)),
+            remote=HintSender(self.links) if self.links else None,
         )
 
     def _stream_bytes(self, workers_bytes: int) -> int:
@@ -451,8 +449,14 @@ class Cluster:
 
     def assign(self, plan: Plan) -> None:
         for position, link in enumerate(self.links, start=1):
-            held = plan.held_by(position)
-            link.assign({layer: held[i] for i, layer in enumerate(plan.layers) if held[i]})
+            held, served = plan.held_by(position), plan.served_by(position)
+            pinned = {layer: held[i] for i, layer in enumerate(plan.layers) if held[i]}
+            caches = {
+                layer: Cache(plan.cache_slots(i, position), served[i])
+                for i, layer in enumerate(plan.layers)
+                if served[i]
+            }
+            link.assign(pinned, caches)
 
     def wait_for_workers(self) -> None:
         for link in self.links:

@@ -30,6 +30,7 @@ from titan.coordinator.generation.engine import DEFAULT_MAX_SEQUENCES, Engine
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS
 from titan.coordinator.metrics import RequestMetrics, cluster_samples, engine_samples
 from titan.coordinator.replan import Replanner
+from titan.coordinator.statistics import cluster_stats
 from titan.placement import Plan
 
 log = get_logger("coordinator")
@@ -128,7 +129,12 @@ def run(
     engine = Engine(cluster.load, max_sequences=max_sequences, observer=RequestMetrics(registry))
     registry.register(Figures(lambda: engine_samples(engine), lambda: cluster_samples(cluster)))
     replanner = Replanner(cluster, engine.run_between_steps)
-    operations = Operations(lambda: metrics_text(registry), lambda: describe_cluster(cluster), replanner.on_request)
+    operations = Operations(
+        lambda: metrics_text(registry),
+        lambda: describe_cluster(cluster),
+        replanner.on_request,
+        lambda: cluster_stats(cluster),
+    )
     cluster.report = _Reporter(engine)
     address = normalise_address(listen, 8080, any_port=True) if listen is not None else config.coordinator.listen
     host, port = split_address(address)

@@ -6,7 +6,9 @@ Pure but for the log. Knows neither sessions nor how figures are measured.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.config.hosts import HostsConfig
 from titan.common.log import get_logger
 from titan.common.registry import ModelShape
@@ -29,6 +31,9 @@ def make_problem(
     addresses: Mapping[str, str],
     figures: Figures | None,
     frequencies: tuple[tuple[float, ...], ...] | None = None,
+    caches: Mapping[str, int] | None = None,
+    *,
+    cached: bool = False,
 ) -> Problem:
     """The placement problem of this cluster.
 
@@ -38,7 +43,10 @@ def make_problem(
         addresses: host:port that each worker was reached at.
         figures: measured; None leaves memory as the only figure. A worker without figures is left out.
         frequencies: how often a row selects each expert, per MoE layer, if a trace says so.
+        caches: cache slots a layer by worker: their memory is not for experts that stay (see `with_caches`).
+        cached: what is read lies in the page cache after its first reading: lambda is that of the cache.
     """
+    expert_bytes = tuple(slot_bytes(spec, dtype) for spec in shape.layers)
     home = figures.home if figures is not None else None
     nodes = [
         Node(
@@ -46,14 +54,21 @@ def make_problem(
             home_bytes,
             compute_s=home.compute_s if home else 0.0,
             compute_fixed_s=home.compute_fixed_s if home else 0.0,
-            ssd_s=home.ssd_s if home else 0.0,
+            ssd_s=0.0 if home is None else home.page_cache_s if cached else home.ssd_s,
             page_cache_s=home.page_cache_s if home else None,
             readers=home.readers if home else 1,
+            power_w=home.power_w if home else None,
         )
     ]
+    row_bytes = shape.hidden_size * COMPUTE_DTYPES[dtype][0].itemsize
     for worker in hosts.workers:
-        measured = figures.workers.get(worker.name) if figures is not None else None
+        address = addresses.get(worker.name, "")
+        measured, why = None, None
+        if figures is not None:
+            measured = figures.at(worker.name, address) or figures.workers.get(worker.name)
+            why = figures.why_address(worker.name, address, max(1, shape.top_k // 2), row_bytes)
         usable = worker_bytes.get(worker.name, 0) if figures is None or measured is not None else 0
+        usable = max(0, usable - (caches or {}).get(worker.name, 0) * sum(expert_bytes))
         nodes.append(
             Node(
                 worker.name,
@@ -61,20 +76,42 @@ def make_problem(
                 compute_s=measured.compute_s if measured else 0.0,
                 round_trip_s=measured.round_trip_s if measured else 0.0,
                 bandwidth_bytes_s=measured.bandwidth_bytes_s if measured else None,
-                address=addresses.get(worker.name) or None,
+                address=address or None,
+                address_why=why,
+                power_w=measured.power_w if measured else None,
             )
         )
     return Problem(
         fingerprint=shape.fingerprint,
         layers=tuple(spec.index for spec in shape.layers),
-        expert_bytes=tuple(slot_bytes(spec, dtype) for spec in shape.layers),
+        expert_bytes=expert_bytes,
         num_experts=shape.num_experts,
         top_k=shape.top_k,
         attention_s=(home.attention_s if home else 0.0,) * len(shape.layers),
         nodes=tuple(nodes),
-        sync_s=home.sync_s if home else 0.0,
+        activation_bytes=row_bytes,
+        sync_s=home.sync_s + home.choice_s if home else 0.0,
         frequencies=frequencies,
     )
+
+
+def with_caches(plan: Plan, caches: Mapping[str, int], worker_bytes: Mapping[str, int]) -> Plan:
+    """The plan with cache slots on workers, in the memory that `make_problem` left for them.
+
+    Only layers that have more experts in nobody's memory than node 0 has cache slots get them. What they save is not in
+    the plan's prediction.
+    """
+    if not caches:
+        return plan
+    short = [sum(not who for who in row) > plan.cache_slots(i) for i, row in enumerate(plan.residency)]
+    slots, nodes = [], []
+    for node, row in zip(plan.nodes, plan.slots, strict=True):
+        more = caches.get(node.name, 0)
+        slots.append(tuple(min(plan.num_experts, s + more * here) for s, here in zip(row, short, strict=True)))
+        nodes.append(replace(node, memory_bytes=worker_bytes[node.name]) if more else node)
+    plan = replace(plan, nodes=tuple(nodes), slots=tuple(slots))
+    plan.validate()
+    return plan
 
 
 def held_bytes(plan: Plan, node: int) -> int:

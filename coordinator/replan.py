@@ -1,17 +1,19 @@
 """Planning again while serving: when what the plan was made from has drifted, and when the gain is worth the move.
 
-Looks at the cluster every `PERIOD_S`: workers that came or went for long, replies that take much longer or shorter than
-planned. Experts then move layer by layer between two steps; requests go on, and whatever is on its way is executed
-from where it still is. Knows the cluster's surface, not its sessions.
+Looks at the cluster every `PERIOD_S`: workers that came, replies that take much longer or shorter than planned, workers
+reached at another address, routing that is not what was planned for. Experts then move layer by layer between two
+steps; requests go on, and whatever is on its way is executed from where it still is. Knows the cluster's surface, not
+its sessions.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from titan.common.errors import PlanError, TitanError
@@ -21,6 +23,7 @@ from titan.coordinator.cluster import Cluster
 from titan.coordinator.moving import begin_move, finish_move, move_layer
 from titan.coordinator.planning import expected_step_s
 from titan.placement import Plan
+from titan.placement.drift import Frequencies, RoutingDrift
 from titan.placement.figures import Figures, WorkerFigures
 
 log = get_logger("coordinator.replan")
@@ -32,6 +35,7 @@ DRIFT = 1.5  # a worker's replies take so many times longer, or shorter, than pl
 LOOKS = 3  # ... in so many looks one after another, before anything is done about it
 GAIN = 0.10  # a new plan must promise at least this much, or nothing moves
 STEP_TIMEOUT_S = 120.0
+KEPT = 32  # times of planning again that are remembered
 
 
 class BetweenSteps(Protocol):
@@ -67,6 +71,37 @@ def corrected(figures: Figures, ratios: dict[str, float]) -> Figures:
     return replace(figures, workers=workers)
 
 
+def readdressed(figures: Figures, plan: Plan | None, addresses: dict[str, str]) -> dict[str, str]:
+    """Worker -> where it is reached now, for those planned at another address whose figures here are known."""
+    planned = {} if plan is None else {node.name: node.address for node in plan.nodes}
+    return {
+        name: address
+        for name, address in addresses.items()
+        if address and planned.get(name) and planned[name] != address and figures.at(name, address) is not None
+    }
+
+
+def reached_at(figures: Figures, addresses: dict[str, str]) -> Figures:
+    """Figures whose workers are used at these addresses, where they were measured."""
+    workers, elsewhere = dict(figures.workers), dict(figures.elsewhere)
+    for name, address in addresses.items():
+        here = figures.at(name, address)
+        if here is not None:
+            others = (*([workers[name]] if name in workers else []), *elsewhere.get(name, ()))
+            workers[name], elsewhere[name] = here, tuple(f for f in others if f is not here)
+    return replace(figures, workers=workers, elsewhere=elsewhere)
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """One time of planning again: why, whether experts moved, and the step before and after, as expected then."""
+
+    why: str
+    moved: bool
+    step_s: float
+    best_s: float
+
+
 class Replanner:
     """A background thread that keeps the plan fit.
 
@@ -82,6 +117,8 @@ class Replanner:
         self._stop = threading.Event()
         self._moving = threading.Lock()
         self._looks: dict[str, int] = {}
+        self._routing: RoutingDrift | None = None
+        self.done: deque[Replanned] = deque(maxlen=KEPT)
         self._known = frozenset[str]()
         self._thread = threading.Thread(target=self._watch, name="titan-replan", daemon=True)
 
@@ -95,8 +132,18 @@ class Replanner:
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
-    def replan(self, figures: Figures | None = None, *, force: bool = False) -> Plan | None:
+    def replan(
+        self,
+        figures: Figures | None = None,
+        *,
+        force: bool = False,
+        frequencies: Frequencies | None = None,
+        why: str = "asked for",
+    ) -> Plan | None:
         """Solve again and move the experts if that promises at least GAIN; returns the plan that was installed.
+
+        Args:
+            frequencies: of routing, [moe layer][expert]; None: those of the running plan.
 
         An error leaves the running plan as it is, but for layers that were moved already: those are as good as before.
 
@@ -110,16 +157,19 @@ class Replanner:
                 "start the coordinator without --quick-plan and --plan",
             )
         with self._moving:
-            problem = cluster.problem(figures or cluster.figures)
+            problem = cluster.problem(figures or cluster.figures, frequencies or cluster.frequencies)
             plan = cluster.solve(problem)
             running = cluster.plan
-            if running is not None and not force:
-                now_s, then_s = expected_step_s(problem, running), expected_step_s(problem, plan)
-                if then_s > (1 - GAIN) * now_s:
-                    log.info("the running plan stays", step=format_seconds(now_s), best=format_seconds(then_s))
-                    return None
-            self._move(plan)
-            return plan
+            then_s = expected_step_s(problem, plan)
+            now_s = expected_step_s(problem, running) if running is not None else then_s
+            worth = running is None or force or then_s <= (1 - GAIN) * now_s
+            if worth:
+                self._move(plan)
+            else:
+                log.info("the running plan stays", step=format_seconds(now_s), best=format_seconds(then_s))
+            cluster.frequencies = frequencies or cluster.frequencies
+            self.done.append(Replanned(why, worth, now_s, then_s))
+            return plan if worth else None
 
     def on_request(self) -> dict[str, object]:
         """For an operator who asks: what `replan` did, as JSON values. Raises what `replan` raises."""
@@ -158,20 +208,40 @@ class Replanner:
         figures = cluster.figures
         if figures is None:
             return
+        routing = self._look_at_routing()
         ratios = drifted(figures, cluster.reply_medians())
-        self._looks = {name: self._looks.get(name, 0) + 1 for name in ratios}
-        lasting = {name: ratio for name, ratio in ratios.items() if self._looks[name] >= LOOKS}
+        moved = readdressed(figures, cluster.plan, {s.name: s.address for s in cluster.worker_status()})
+        seen = [*ratios, *(f"{name} at" for name in moved), *(["routing"] if routing.drifted else [])]
+        self._looks = {what: self._looks.get(what, 0) + 1 for what in seen}
+        lasting = {n: ratio for n, ratio in ratios.items() if self._looks[n] >= LOOKS and n not in moved}
+        elsewhere = {name: address for name, address in moved.items() if self._looks[f"{name} at"] >= LOOKS}
+        routed = self._looks.get("routing", 0) >= LOOKS
         present = self._present()
         came = {name for name in present - self._known if name in figures.workers}
-        if not lasting and not came:
+        if not (lasting or came or elsewhere or routed):
             return
         why = [f"{name} answers in {ratio:.1f} × its planned time" for name, ratio in lasting.items()]
         why += [f"{name} is there now" for name in sorted(came)]
-        log.info(f"planning again: {', '.join(why)}")
+        why += [f"{name} is reached at {address} now" for name, address in elsewhere.items()]
+        if routed:
+            why.append(f"{routing.drift():.0%} of the choices go to other experts than planned")
+        words = ", ".join(why)
+        log.info(f"planning again: {words}")
         self._looks.clear()
         self._known = present
-        cluster.figures = corrected(figures, lasting)
-        self.replan()
+        cluster.figures = corrected(reached_at(figures, elsewhere), lasting)
+        frequencies = routing.seen() if routed else None
+        self.replan(frequencies=frequencies, why=words)
+        if frequencies is not None:
+            routing.planned_for(frequencies)
+
+    def _look_at_routing(self) -> RoutingDrift:
+        shape, dispatcher = self._cluster.checkpoint.shape, self._cluster.dispatcher
+        if self._routing is None:
+            self._routing = RoutingDrift(len(shape.layers), shape.num_experts, shape.top_k, self._cluster.frequencies)
+        if dispatcher is not None and dispatcher.routing is not None:
+            self._routing.look(*dispatcher.routing.total())
+        return self._routing
 
     def _present(self) -> frozenset[str]:
         return frozenset(name for name, size in self._cluster.worker_memory().items() if size)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from titan.placement.problem import Problem
 from titan.placement.routing import zipf_layers
-from titan.placement.shapes import Shape, shape_problem
+from titan.placement.shapes import Shape, find_shape, shape_problem
 from titan.placement.values import Node
 
 SSD_BYTES_S = 5e9
 MEMORY_BYTES_S = 400e9
+ROUND_TRIPS_S = {"slow": 5e-4, "fast": 5e-5}
+TOTALS = {"fits": 1.0, "tight": 0.8, "spare": 1.3}
 
 
 def cluster(
@@ -47,6 +53,44 @@ def shape_case(shape: Shape, nodes: tuple[Node, ...], zipf: float) -> Problem:
     if zipf:
         frequencies = zipf_layers(shape.moe_layers, shape.num_experts, shape.top_k, zipf)
     return shape_problem(shape, nodes, frequencies=frequencies)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a problem was made from: memory `fits`, is `tight` (80 %) or `spare` (130 %); links `slow` or `fast`."""
+
+    shape: str
+    nodes: int
+    zipf: float
+    workers: str
+    link: str
+    memory: str
+
+
+def cases(
+    shapes: str,
+    nodes: str,
+    skews: str,
+    *,
+    workers: Sequence[str] = ("even",),
+    links: Sequence[str] = ("slow",),
+    memory: Sequence[str] = ("fits",),
+) -> Iterator[tuple[Case, Problem]]:
+    """Problems for every combination; `shapes`, `nodes` and `skews` are comma-separated."""
+    for name in shapes.split(","):
+        shape = find_shape(name)
+        for parts in itertools.product(
+            map(int, nodes.split(",")), map(float, skews.split(",")), workers, links, memory
+        ):
+            case = Case(shape.name, *parts)
+            made = cluster(
+                shape,
+                case.nodes,
+                total=TOTALS[case.memory],
+                round_trip_s=ROUND_TRIPS_S[case.link],
+                uneven=case.workers == "uneven",
+            )
+            yield case, shape_case(shape, made, case.zipf)
 
 
 def small_case(seed: int, *, flat: bool) -> Problem:

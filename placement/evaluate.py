@@ -103,14 +103,30 @@ class Evaluator:
         """Expected step at batch 1 of an arrangement [layers, E]: seconds (5), or (7) when weights are given."""
         return self.fixed_s + sum(self.layer(i, row) for i, row in enumerate(place))
 
+    def busy_s(self, place: Ints) -> Floats:
+        """[nodes] expected seconds a node computes experts in a step at batch 1: c_n a pair, and its fixed part."""
+        nodes = self.problem.nodes
+        busy = np.zeros(len(nodes))
+        for layer, row in enumerate(place):
+            frequencies = self.frequencies(layer)
+            for n in np.unique(np.maximum(row, 0)).tolist():
+                mine = np.maximum(row, 0) == n
+                chosen = float(frequencies[mine].sum())
+                busy[n] += nodes[n].compute_s * chosen + nodes[n].compute_fixed_s * min(1.0, chosen)
+        return busy
+
+    def frequencies(self, layer: int) -> Floats:
+        """[E]: how often a row selects each expert of a layer."""
+        kind = self.kind[layer]
+        if kind not in self._frequencies:
+            self._frequencies[kind] = inclusion(self.weights[layer], self.top_k)
+        return self._frequencies[kind]
+
     def _weighted(self, layer: int, row: Ints) -> float:
         """lambda Phi + mu Gamma of a layer, linear in where the (row, expert) pairs run."""
         if self._prices is None:
             return 0.0
-        kind = self.kind[layer]
-        if kind not in self._frequencies:
-            self._frequencies[kind] = inclusion(self.weights[layer], self.top_k)
-        return float(np.dot(self._frequencies[kind], self._prices[np.maximum(row, 0)]))
+        return float(np.dot(self.frequencies(layer), self._prices[np.maximum(row, 0)]))
 
     def _key(self, layer: int, row: Ints) -> tuple:
         if self.flat[layer]:

@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from titan.common.errors import PlanVersionError, PlanViolation
+from titan.placement.loose import deal
 from titan.placement.values import (
     MAX_EXPERTS,
     MAX_LAYERS,
@@ -40,11 +41,13 @@ class Plan:
         expert_bytes: bytes of one expert (b), per MoE layer.
         nodes: node 0 is the coordinator.
         residency: [moe layer][expert] -> indexes of the nodes that hold the expert pinned in memory (x), ascending;
-            empty: node 0 reads it from its SSD into a cache slot when it is selected.
-        slots: [node][moe layer] -> slots of that table, pinned and cache together.
+            empty: it is read from an SSD into a cache slot when it is selected, see `served_by`.
+        slots: [node][moe layer] -> slots of that table, pinned and cache together. Only a worker with a copy of the
+            checkpoint may have cache slots.
         predicted: None when nothing was predicted.
         baselines: the same prediction for naive placements, by name.
-        lower_bound_s: no placement on these nodes has a smaller expected step under the routing model.
+        lower_bound_s: no placement on these nodes has a smaller expected step, of one row or more, when rows are drawn
+            by the routing model independently of the rows before.
         gap: step_s / lower_bound_s - 1.
         advice: sentences for people.
     """
@@ -75,13 +78,21 @@ class Plan:
         """Per MoE layer, the experts pinned in the memory of `node`, ascending."""
         return tuple(tuple(e for e, holders in enumerate(row) if node in holders) for row in self.residency)
 
+    def served_by(self, node: int) -> tuple[tuple[int, ...], ...]:
+        """Per MoE layer, the experts that no node holds and that `node` reads into its cache slots when selected."""
+        nodes = range(len(self.nodes))
+        return tuple(
+            deal([e for e, who in enumerate(row) if not who], [self.cache_slots(i, n) for n in nodes])[node]
+            for i, row in enumerate(self.residency)
+        )
+
     def is_whole(self, layer: int) -> bool:
         """True when node 0 holds every expert of MoE layer position `layer`: no synchronisation is needed there."""
         return all(0 in holders for holders in self.residency[layer])
 
-    def cache_slots(self, layer: int) -> int:
-        """Slots of node 0's table in MoE layer position `layer` that are not pinned."""
-        return self.slots[0][layer] - sum(0 in holders for holders in self.residency[layer])
+    def cache_slots(self, layer: int, node: int = 0) -> int:
+        """Slots of a node's table in MoE layer position `layer` that are not pinned."""
+        return self.slots[node][layer] - sum(node in holders for holders in self.residency[layer])
 
     def bytes_on(self, node: int) -> int:
         """Bytes of all slot tables on `node`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from titan.placement.cost import miss_stall
+from titan.placement.cost import energy, miss_stall
 from titan.placement.evaluate import MISS, Evaluator, Ints
 from titan.placement.values import Prediction
 
@@ -34,7 +34,25 @@ def predict(
         for rows in problem.batch_rows
         if step > 0
     )
-    return Prediction(step, attention, sync, compute, trip, stall, rates)
+    return Prediction(step, attention, sync, compute, trip, stall, rates, _energy(evaluator, place, attention))
+
+
+def _energy(evaluator: Evaluator, place: Ints, attention_s: float) -> float | None:
+    """Expected Phi of a step at batch 1: each node's power for as long as it computes; None where one is not known.
+
+    Node 0 computes attention and its experts, a worker its experts; what they take while they wait is not counted.
+    """
+    nodes = evaluator.problem.nodes
+    used = sorted({0, *np.unique(place[place > 0]).tolist()})
+    powers = [nodes[n].power_w for n in used]
+    busy = evaluator.busy_s(place)
+    busy[0] += attention_s
+    total = 0.0
+    for n, power_w in zip(used, powers, strict=True):
+        if power_w is None:
+            return None
+        total += energy([power_w], [busy[n]])
+    return total
 
 
 def batch_step(evaluator: Evaluator, place: Ints, rows: int, *, seed: int = 0, steps: int = SAMPLED_STEPS) -> float:

@@ -27,6 +27,8 @@ def plan_report(plan: Plan) -> dict[str, object]:
             {
                 "name": node.name,
                 "address": node.address,
+                "address_why": node.address_why,
+                "power_w": node.power_w,
                 "memory_bytes": node.memory_bytes,
                 "used_bytes": plan.bytes_on(i),
                 "experts": sum(map(len, held)),
@@ -53,6 +55,7 @@ def _prediction(p: Prediction) -> dict[str, object]:
         "compute_s": p.compute_s,
         "round_trip_s": p.round_trip_s,
         "stall_s": p.stall_s,
+        "energy_j": p.energy_j,
         "tokens_per_s": {str(rows): rate for rows, rate in p.tokens_per_s},
     }
 
@@ -73,14 +76,16 @@ def show_plan(plan: Plan, console: Console) -> None:
     console.print(table)
     for node in plan.nodes:
         if node.address:
-            console.print(f"{node.name} is reached at {node.address}", soft_wrap=True)
+            why = f": {node.address_why}" if node.address_why else ""
+            console.print(f"{node.name} is reached at {node.address}{why}", soft_wrap=True)
     if plan.predicted is not None:
         console.print(_speeds(plan, plan.predicted))
         console.print(_split(plan, plan.predicted))
+        console.print(_energy(plan), soft_wrap=True)
     if plan.gap is not None and plan.lower_bound_s is not None:
         console.print(
-            f"No placement on these nodes has a step below {format_seconds(plan.lower_bound_s)}: "
-            f"this plan is within {plan.gap:.1%} of the best.",
+            f"No placement on these nodes has a step below {format_seconds(plan.lower_bound_s)} "
+            f"(rows independent): this plan is within {plan.gap:.1%} of the best.",
             soft_wrap=True,
         )
     for sentence in plan.advice:
@@ -104,6 +109,17 @@ def _split(plan: Plan, predicted: Prediction) -> Table:
         parts = (p.attention_s, p.sync_s, p.compute_s, p.round_trip_s, p.stall_s)
         table.add_row(name.replace("_", " "), *(format_seconds(x) for x in parts))
     return table
+
+
+def _energy(plan: Plan) -> str:
+    """Joules a token, or which nodes do not say what they take."""
+    assert plan.predicted is not None
+    if plan.predicted.energy_j is not None:
+        one = plan.baselines.get("one_node")
+        alone = f" ({one.energy_j:.2f} J on {plan.nodes[0].name} alone)" if one and one.energy_j is not None else ""
+        return f"Energy: {plan.predicted.energy_j:.2f} J a token while computing{alone}."
+    silent = ", ".join(node.name for node in plan.nodes if node.power_w is None)
+    return f"Energy: not measured (no power is known of {silent})."
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:

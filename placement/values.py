@@ -44,6 +44,7 @@ class Node:
         page_cache_s: the same out of the page cache (lambda_pc); None when not measured.
         readers: parallel readers that still help (w).
         address: host:port the figures hold for; None for node 0 and for machines one does not have yet.
+        address_why: in words, why that address and no other; None when there was no choice.
         power_w: package power under load (P_n); None where the system does not tell.
     """
 
@@ -58,6 +59,7 @@ class Node:
     readers: int = 1
     address: str | None = None
     power_w: float | None = None
+    address_why: str | None = None
 
     def check(self) -> None:
         """Raises PlanViolation: a figure is NaN, infinite, negative or of another type."""
@@ -70,7 +72,8 @@ class Node:
                 check_figure(value, f"{key} of node {self.name}")
         need(self.bandwidth_bytes_s is None or self.bandwidth_bytes_s > 0, f"bandwidth_bytes_s of {self.name} is 0")
         check_whole(self.readers, 1, 1024, f"readers of node {self.name}")
-        need(self.address is None or (isinstance(self.address, str) and len(self.address) <= 512), "a node's address")
+        for text in (self.address, self.address_why):
+            need(text is None or (isinstance(text, str) and len(text) <= 4096), "a node's address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ class Prediction:
     """Expected seconds of one decode step at batch 1, and how they split (equation 5).
 
     `round_trip_s` is what the round trips add to the step beyond computing; `tokens_per_s` holds
-    (rows in the batch, tokens a second over all rows).
+    (rows in the batch, tokens a second over all rows). `energy_j` is Phi of a step, None where a node's power is not
+    known.
     """
 
     step_s: float
@@ -88,8 +92,11 @@ class Prediction:
     round_trip_s: float
     stall_s: float
     tokens_per_s: tuple[tuple[int, float], ...] = ()
+    energy_j: float | None = None
 
     def check(self) -> None:
+        if self.energy_j is not None:
+            check_figure(self.energy_j, "predicted energy_j")
         for key in ("step_s", "attention_s", "sync_s", "compute_s", "round_trip_s", "stall_s"):
             check_figure(getattr(self, key), f"predicted {key}")
         for rows, rate in self.tokens_per_s:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+
+import numpy as np
 
 from titan.common.errors import WorkerOverloaded
-from titan.common.experts import Fill
 from titan.common.log import get_logger
-from titan.common.metrics import Tally
 from titan.common.units import format_bytes
 from titan.proto.titan.v1 import worker_pb2 as pb
-from titan.worker.holdings import Holdings
-from titan.worker.install import Progress, pushed_fill
+from titan.worker.holdings import Holdings, LayerStep
+from titan.worker.install import Progress, receive, unpack
 from titan.worker.sessions import Session
+from titan.worker.share import Share, read_share, union
+from titan.worker.sources import Sources
 
 log = get_logger("worker")
 
 ASSIGN_LOCK_TIMEOUT_S = 30.0
-PROGRESS_EVERY_S = 0.2
 
 
 def assign(
@@ -27,16 +27,14 @@ def assign(
     others: Sequence[Session],
     assignment: pb.Assignment,
     parts: Iterator[pb.AssignRequest],
-    own_fill: Fill | None,
-    installed: Tally,
+    sources: Sources,
 ) -> Iterator[pb.AssignProgress]:
     """Hold what `assignment` says, and what `others` have here.
 
     Args:
         others: sessions of other coordinators that are executing here.
         parts: the coordinator's stream after its first message.
-        own_fill: reads experts from the worker's own checkpoint; None when they are pushed.
-        installed: counts bytes by where they came from.
+        sources: where experts come from; what none of them has is asked of the coordinator.
 
     Raises:
         WorkerOverloaded: another coordinator's install takes too long to wait for.
@@ -45,15 +43,9 @@ def assign(
     if not holdings.installing.acquire(timeout=ASSIGN_LOCK_TIMEOUT_S):
         raise WorkerOverloaded("experts are being installed for another coordinator", "try later")
     try:
-        wanted: dict[int, frozenset[int]] = {}
-        for entry in assignment.residency:
-            wanted[entry.layer] = wanted.get(entry.layer, frozenset()) | frozenset(entry.experts)
-        holdings.check(wanted)
-        union = dict(wanted)
-        for other in others:
-            for layer, experts in other.assigned.items():
-                union[layer] = union.get(layer, frozenset()) | experts
-        progress = yield from _install(holdings, union, parts, own_fill, installed)
+        wanted = read_share(assignment, holdings.shape)
+        everybody = union([wanted, *(other.assigned for other in others)])
+        progress = yield from _install(holdings, everybody, parts, sources)
         session.assigned = wanted
         log.info(
             "experts installed",
@@ -62,40 +54,31 @@ def assign(
             resident=format_bytes(holdings.resident_bytes),
             read=format_bytes(progress.bytes_total),
         )
-        held = [pb.LayerExperts(layer=layer, experts=sorted(holdings.held(layer))) for layer in sorted(wanted)]
-        yield progress.message(installed=True, held=held)
+        held = [pb.LayerExperts(layer=layer, experts=sorted(holdings.held(layer))) for layer in wanted.layers]
+        serves = [
+            pb.LayerCache(layer=i, slots=holdings.cache_slots(i), experts=sorted(holdings.served(i)))
+            for i in sorted(wanted.caches)
+        ]
+        yield progress.message(installed=True, held=held, serves=serves)
     finally:
         holdings.installing.release()
 
 
 def _install(
     holdings: Holdings,
-    wanted: dict[int, frozenset[int]],
+    wanted: Share,
     parts: Iterator[pb.AssignRequest],
-    own_fill: Fill | None,
-    installed: Tally,
+    sources: Sources,
 ) -> Generator[pb.AssignProgress, None, Progress]:
     steps = holdings.plan(wanted)
     sizes = {step.layer: holdings.shape.layer(step.layer).expert_bytes for step in steps}
     progress = Progress(sum(len(step.missing) for step in steps), sum(len(s.missing) * sizes[s.layer] for s in steps))
-    needed = []
-    if own_fill is None:
-        needed = [pb.LayerExperts(layer=s.layer, experts=s.missing) for s in steps if s.missing]
-    yield progress.message(needed=needed)
-    fill = own_fill if own_fill is not None else pushed_fill(holdings.shape, parts)
-    source = "pushed" if own_fill is None else "checkpoint"
-    last = time.monotonic()
+    yield progress.message()
     for step in steps:
         targets = holdings.begin(step)
         filled = False
         try:
-            for expert in step.missing:
-                fill(step.layer, expert, targets[expert])
-                progress.add(sizes[step.layer])
-                installed.add(source, by=sizes[step.layer])
-                if time.monotonic() - last > PROGRESS_EVERY_S:
-                    last = time.monotonic()
-                    yield progress.message()
+            yield from _fill(holdings, step, targets, wanted, parts, sources, progress)
             filled = True
         finally:  # also when the peer goes away and the generator is closed
             if filled:
@@ -103,3 +86,45 @@ def _install(
             else:
                 holdings.abandon(step)
     return progress
+
+
+def _fill(
+    holdings: Holdings,
+    step: LayerStep,
+    targets: Mapping[int, Sequence[np.ndarray]],
+    wanted: Share,
+    parts: Iterator[pb.AssignRequest],
+    sources: Sources,
+    progress: Progress,
+) -> Iterator[pb.AssignProgress]:
+    """Fill one layer's slots: what is at hand first, then what the coordinator has to send."""
+    if not step.missing:
+        return
+    shape, spec = holdings.shape, holdings.shape.layer(step.layer)
+    needed: list[int] = []
+
+    def done(source: str) -> bool:
+        sources.installed.add(source, by=spec.expert_bytes)
+        return progress.add(spec.expert_bytes)
+
+    for expert in step.missing:
+        data = None
+        if sources.checkpoint is not None:
+            sources.checkpoint(step.layer, expert, targets[expert])
+        elif sources.cache is not None and (data := sources.cache.read(shape, step.layer, expert)) is not None:
+            unpack(spec, data, targets[expert])
+        else:
+            needed.append(expert)
+            continue
+        if done("checkpoint" if data is None else "cache"):
+            yield progress.message()
+    if not needed:
+        return
+    yield progress.message(needed=[pb.LayerExperts(layer=step.layer, experts=needed)])
+    for expert in needed:
+        data = receive(spec, expert, parts)
+        unpack(spec, data, targets[expert])
+        if sources.cache is not None:
+            sources.cache.keep(shape, step.layer, expert, data, wanted.pinned)
+        if done("pushed"):
+            yield progress.message()

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import mlx.core as mx
 
@@ -24,6 +24,16 @@ from titan.worker.requests import MAX_QUEUED, Request, RequestQueue, expired
 
 T = TypeVar("T")
 Execute = Callable[[Sequence[ExecuteCall]], Sequence[ExecuteResult | TitanError]]
+
+
+class Spare(Protocol):
+    """Small pieces of work for when neither a job nor a request waits."""
+
+    def __len__(self) -> int: ...
+
+    def work(self) -> None:
+        """Do one piece; never raises."""
+
 
 log = get_logger("worker")
 
@@ -53,6 +63,7 @@ class MLXThread:
         self._jobs: deque[_Job] = deque()
         self._merge = mx.default_device().type == mx.DeviceType.cpu if merge is None else merge
         self._execute: Execute | None = None
+        self._spare: Spare | None = None
         self._pair_s = LONG_S  # running mean of seconds a pair; the first batches count as long
         self._closing = self._ended = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -62,9 +73,9 @@ class MLXThread:
     def queued(self) -> int:
         return len(self._jobs) + len(self.requests)
 
-    def serve(self, execute: Execute) -> None:
-        """Who executes requests, on this thread: one outcome a call, in order."""
-        self._execute = execute
+    def serve(self, execute: Execute, spare: Spare | None = None) -> None:
+        """Who executes requests, on this thread: one outcome a call, in order; and what is done in between."""
+        self._execute, self._spare = execute, spare
 
     def submit(self, work: Callable[[], T], *, deadline_s: float | None = None) -> Future[T]:
         """Queue a job; it is dropped with WorkerTimeout when it has not begun after `deadline_s`.
@@ -99,7 +110,7 @@ class MLXThread:
     def _loop(self) -> None:
         mx.set_cache_limit(CACHE_LIMIT_BYTES)
         while True:
-            idle = not self._jobs and not self.requests
+            idle = not self._jobs and not self.requests and not self._spare
             if idle and self._closing:
                 break
             self.poller.read(IDLE_MS if idle else 0)
@@ -114,6 +125,8 @@ class MLXThread:
                     self._run_batch(batch)
                 except Exception:  # a fault of ours in one batch: the thread must go on
                     log.error("a batch was lost", exc_info=True)
+            elif self._spare and not self._jobs:
+                self._spare.work()
             del batch
         for job in self._jobs:  # slipped in behind the end
             job.future.set_exception(WorkerDraining("the worker is shutting down"))

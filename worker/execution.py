@@ -13,16 +13,20 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 
 from titan.common.errors import EngineFailed, TitanError, WorkerDraining, WorkerRefused
+from titan.common.log import get_logger
 from titan.common.metrics import Tally
 from titan.common.wire.checks import Limits
 from titan.common.wire.lane import LaneSocket
-from titan.common.wire.messages import ExecuteCall, ExecuteResult
+from titan.common.wire.messages import ExecuteCall, ExecuteResult, Hint
 from titan.worker.engine import JOB_TIMEOUT_S, MLXThread
+from titan.worker.hints import Hints
 from titan.worker.holdings import Holdings
 from titan.worker.lane.connection import LaneConnection
 from titan.worker.lane.counts import LaneCounts
 from titan.worker.requests import Request, arrival
 from titan.worker.sessions import Session, Sessions
+
+log = get_logger("worker")
 
 
 @dataclass(slots=True)
@@ -54,6 +58,7 @@ class Execution:
     """
 
     def __init__(self, mlx_thread: MLXThread, sessions: Sessions, holdings: Callable[[], Holdings | None]) -> None:
+        self.hints = Hints()
         self.lane_counts = LaneCounts()
         self.executed = Executed()
         self.answers = Tally("transport", "result")
@@ -61,11 +66,18 @@ class Execution:
         self._mlx, self._sessions, self._holdings = mlx_thread, sessions, holdings
         self._lanes: set[LaneConnection] = set()
         self._lock = threading.Lock()
-        mlx_thread.serve(self._execute)
+        mlx_thread.serve(self._execute, self)
 
     def admit(self, request: Request) -> None:
         """Queue a request that the reader has read, or raise the TitanError that refuses it at once."""
         self._mlx.requests.put(request)
+
+    def hint(self, hint: Hint | None, session: Session) -> None:
+        """Take note of what a layer to come will probably ask for; None for a hint that is none."""
+        if hint is None:
+            self.hints.refuse()
+        else:
+            self.hints.put(session.id, hint)
 
     def run(self, call: ExecuteCall, session: Session) -> ExecuteResult:
         """Queue a call and wait for its outcome.
@@ -102,7 +114,7 @@ class Execution:
         self._sessions.begin_stream(session)
         limits = limits_of(holdings)
         lane = LaneConnection(
-            sock, session, limits, self._sessions, self.admit, self._mlx.poller, self.lane_counts, self.answers
+            sock, session, limits, self._sessions, self, self._mlx.poller, self.lane_counts, self.answers
         )
         with self._lock:
             self._lanes = {old for old in self._lanes if old.fileno() >= 0} | {lane}
@@ -130,12 +142,28 @@ class Execution:
         while self.lane_counts.open > 0 and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    # ----------------------------------------------------------------------------------------------------------------
+    # on the MLX thread ----------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.hints)
+
+    def work(self) -> None:
+        """Nothing waits: follow a hint."""
+        hint, holdings = self.hints.take(), self._holdings()
+        if hint is None or holdings is None:
+            return
+        try:
+            used = holdings.prefetch(hint)
+        except (TitanError, ValueError, RuntimeError, MemoryError) as error:
+            log.warning(f"a hint could not be followed: {error}", layer=hint.layer)
+            used = False
+        self.hints.unused += not used
 
     def _execute(self, calls: Sequence[ExecuteCall]) -> Sequence[ExecuteResult | TitanError]:
         holdings = self._holdings()
         if holdings is None:
             return [WorkerRefused("no model is held here yet", "say Hello first")] * len(calls)
+        self.hints.overtaken(calls[0].layer)
         outcomes = holdings.execute(calls)
         self.executed.add(calls, outcomes)
         return outcomes

@@ -1,14 +1,15 @@
-"""The experts a worker holds: per layer a pinned slot table, installed from a checkpoint or from pushed bytes.
+"""The experts a worker holds: per layer a slot table, pinned from a checkpoint or from pushed bytes, and beside the
+pinned ones a cache of experts that are read from the worker's own copy when they are asked for.
 
 What is to be held is stated whole; what is there already stays. Never more than the budget (constraint (mem)), also
-while one set is exchanged for another. Allocation, mapping and execution happen on the MLX thread; reading does not.
+while one set is exchanged for another. Allocation, mapping and execution happen on the MLX thread; installing does not.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +19,16 @@ from titan.common.errors import MemoryBudgetError, TitanError, WorkerRefused
 from titan.common.experts import ExpertLayer
 from titan.common.registry.shape import ModelShape
 from titan.common.slots.buffers import LayerBuffers, slot_bytes
+from titan.common.slots.table import SlotCounts
 from titan.common.units import format_bytes
-from titan.common.wire.messages import ExecuteCall, ExecuteResult
+from titan.common.wire.messages import ExecuteCall, ExecuteResult, Hint
 from titan.worker.engine import MLXThread
+from titan.worker.own_copy import OwnCopy
+from titan.worker.share import NO_CACHE, NONE, Cache, Share
 
-Residency = Mapping[int, frozenset[int]]
+TRUSTED_AFTER = 32  # prefetched experts, before their use says anything
+MIN_PRECISION = 0.2  # of them must have been chosen, or hints are only sampled
+SAMPLED_EVERY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +37,40 @@ class LayerStep:
 
     Args:
         layer: the model's layer number.
-        wanted: experts to hold afterwards (all of them pinned).
-        missing: those that have to be read or pushed, in order.
-        rebuild: new buffers are needed (more experts than slots).
+        wanted: experts to hold afterwards, pinned.
+        cache: beside them.
+        missing: those of `wanted` that have to be read or pushed, in order.
+        rebuild: new buffers are needed (another number of slots).
         drop_first: the old buffers go before the new ones come: both would not fit.
     """
 
     layer: int
     wanted: frozenset[int]
+    cache: Cache
     missing: tuple[int, ...]
     rebuild: bool
     drop_first: bool
 
+    @property
+    def slots(self) -> int:
+        return len(self.wanted) + self.cache.slots
+
 
 class Holdings:
-    """Experts of one model. `shape` and `compute_dtype` are those agreed at Hello."""
+    """Experts of one model. `shape` and `compute_dtype` are those agreed at Hello; `own` reads the worker's copy."""
 
-    def __init__(self, shape: ModelShape, compute_dtype: str, budget_bytes: int, mlx: MLXThread) -> None:
+    def __init__(
+        self, shape: ModelShape, compute_dtype: str, budget_bytes: int, mlx: MLXThread, own: OwnCopy | None = None
+    ) -> None:
         self.shape = shape
         self.compute_dtype = compute_dtype
         self.budget_bytes = budget_bytes
         self._mlx = mlx
+        self._own = own
         self._layers: dict[int, ExpertLayer] = {}
+        self._served: dict[int, frozenset[int]] = {}  # experts that are read when they are asked for
         self._slot_bytes = {spec.index: slot_bytes(spec, compute_dtype) for spec in shape.layers}
+        self._hints = 0
         self.installing = threading.Lock()
 
     @property
@@ -65,6 +82,11 @@ class Holdings:
         return sum(len(layer.table.slots) for layer in list(self._layers.values()))
 
     @property
+    def counts(self) -> list[SlotCounts]:
+        """Of the layers that have a cache."""
+        return [layer.table.counts for index, layer in list(self._layers.items()) if index in self._served]
+
+    @property
     def resident(self) -> tuple[int, int, int]:
         """Bytes of all slots, experts in them, and slots."""
         layers = list(self._layers.values())
@@ -72,28 +94,31 @@ class Holdings:
         return sum(layer.buffers.nbytes for layer in layers), sum(len(layer.table.slots) for layer in layers), slots
 
     def held(self, layer: int) -> frozenset[int]:
+        """Experts in memory that stay there."""
         here = self._layers.get(layer)
-        return frozenset(here.table.slots) if here is not None else frozenset()
+        return frozenset(here.table.pinned) if here is not None else NONE
 
-    def check(self, wanted: Residency) -> None:
-        """Whether `wanted` names experts this model has.
+    def served(self, layer: int) -> frozenset[int]:
+        """Experts that are read here when they are asked for."""
+        return self._served.get(layer, NONE)
 
-        Raises:
-            WorkerRefused: a layer or expert that does not exist.
-        """
-        for layer, experts in wanted.items():
-            if layer not in self._slot_bytes:
-                raise WorkerRefused(f"the model has no experts in layer {layer}", "plan again for this model")
-            if experts and max(experts) >= self.shape.num_experts:
-                raise WorkerRefused(f"layer {layer} has no expert {max(experts)}", "plan again for this model")
+    def cache_slots(self, layer: int) -> int:
+        here = self._layers.get(layer)
+        return here.buffers.capacity - len(here.table.pinned) if here is not None else 0
 
-    def plan(self, wanted: Residency) -> list[LayerStep]:
+    def plan(self, wanted: Share) -> list[LayerStep]:
         """Steps to hold exactly `wanted` (and nothing of layers that are not named).
 
         Raises:
             MemoryBudgetError: it does not fit the budget.
+            WorkerRefused: caches for a worker that has nothing to read from.
         """
-        total = sum(len(experts) * self._slot_bytes[layer] for layer, experts in wanted.items())
+        if wanted.caches and self._own is None:
+            raise WorkerRefused(
+                "cache slots were assigned to a worker without a copy of the checkpoint",
+                "start titan-worker with --model, or give it no slots beside the pinned ones",
+            )
+        total = sum(wanted.slots(layer) * self._slot_bytes[layer] for layer in wanted.layers)
         if total > self.budget_bytes:
             raise MemoryBudgetError(
                 f"{format_bytes(total)} of experts were assigned to a worker whose budget is "
@@ -102,29 +127,27 @@ class Holdings:
             )
         steps: list[LayerStep] = []
         resident = self.resident_bytes
-        gone = sorted(set(self._layers) - {layer for layer, experts in wanted.items() if experts})
-        for layer in gone:
-            steps.append(LayerStep(layer, frozenset(), (), rebuild=True, drop_first=True))
+        for layer in sorted(self._layers.keys() - wanted.layers):
+            steps.append(LayerStep(layer, NONE, NO_CACHE, (), rebuild=True, drop_first=True))
             resident -= self._layers[layer].buffers.nbytes
-        for layer, experts in sorted(wanted.items(), key=lambda item: self._growth_bytes(*item)):
-            if not experts:
-                continue
+        for layer in sorted(wanted.layers, key=lambda layer: self._growth_bytes(layer, wanted.slots(layer))):
+            experts, slots = wanted.pinned.get(layer, NONE), wanted.slots(layer)
             here = self._layers.get(layer)
-            held = self.held(layer)
-            new_bytes = len(experts) * self._slot_bytes[layer]
+            new_bytes = slots * self._slot_bytes[layer]
             old_bytes = here.buffers.nbytes if here is not None else 0
             # Also rebuild to shrink, or slots without use would count against the budget of other layers.
-            rebuild = here is None or here.buffers.capacity != len(experts)
+            rebuild = here is None or here.buffers.capacity != slots or here.table.lost > 0
             drop_first = rebuild and here is not None and resident + new_bytes > self.budget_bytes
-            missing = experts if drop_first else experts - held
-            steps.append(LayerStep(layer, experts, tuple(sorted(missing)), rebuild, drop_first))
+            there = NONE if here is None or drop_first else frozenset(here.table.slots)
+            cache, missing = wanted.caches.get(layer, NO_CACHE), tuple(sorted(experts - there))
+            steps.append(LayerStep(layer, experts, cache, missing, rebuild, drop_first))
             if rebuild:
                 resident += new_bytes - old_bytes
         return steps
 
-    def _growth_bytes(self, layer: int, experts: frozenset[int]) -> int:
+    def _growth_bytes(self, layer: int, slots: int) -> int:
         here = self._layers.get(layer)
-        return len(experts) * self._slot_bytes[layer] - (here.buffers.nbytes if here is not None else 0)
+        return slots * self._slot_bytes[layer] - (here.buffers.nbytes if here is not None else 0)
 
     def begin(self, step: LayerStep) -> dict[int, Sequence[np.ndarray]]:
         """Make room for a step; returns the views to fill for each missing expert. `finish` or `abandon` follows."""
@@ -132,28 +155,40 @@ class Holdings:
 
     def _begin(self, step: LayerStep) -> dict[int, Sequence[np.ndarray]]:
         old = self._layers.get(step.layer)
+        if old is not None and old.incoming is not None:
+            old.incoming.clear()
+        self._served.pop(step.layer, None)
         if step.drop_first:
             self._layers.pop(step.layer, None)
             old = None
-        if not step.wanted:
+        if not step.slots:
             return {}
         if step.rebuild:
-            buffers = LayerBuffers(self.shape.layer(step.layer), len(step.wanted), self.compute_dtype)
-            new = ExpertLayer(buffers, _no_fill)
-            retained = [] if old is None else sorted(step.wanted & set(old.table.slots))
-            slots = new.table.reserve(retained, ()) or []
-            for expert, slot in zip(retained, slots, strict=True):
-                assert old is not None
-                new.buffers.copy_slot(slot, old.buffers, old.table.slots[expert])
-                new.table.map(expert, pin=True)
+            new = self._new_layer(LayerBuffers(self.shape.layer(step.layer), step.slots, self.compute_dtype), old)
+            if old is not None:
+                new.adopt(old, sorted(step.wanted), pin=True)
             self._layers[step.layer] = new
         else:
             new = self._layers[step.layer]
-            for expert in sorted(set(new.table.slots) - step.wanted):
-                new.table.drop(expert)
-        slots = new.table.reserve(step.missing, ())
+            for expert in sorted(new.table.slots.keys() - step.wanted):
+                if expert not in step.cache.experts:
+                    new.table.drop(expert)
+                elif expert in new.table.pinned:
+                    new.table.unpin(expert)
+            for expert in step.wanted & new.table.slots.keys():
+                new.table.pin(expert)
+        slots = new.table.reserve(step.missing, (), pinning=True)
         assert slots is not None, "the step was planned for this table"
+        if step.rebuild and old is not None:
+            new.adopt(old, sorted(step.cache.experts - step.wanted))
+        if step.cache.experts:
+            self._served[step.layer] = step.cache.experts
         return {e: new.buffers.targets(slot) for e, slot in zip(step.missing, slots, strict=True)}
+
+    def _new_layer(self, buffers: LayerBuffers, old: ExpertLayer | None) -> ExpertLayer:
+        if old is not None:
+            return old.heir(buffers)
+        return self._own.layer(buffers) if self._own is not None else ExpertLayer(buffers, _no_fill)
 
     def finish(self, step: LayerStep) -> None:
         """The views that `begin` returned are filled: map them."""
@@ -180,14 +215,31 @@ class Holdings:
     def execute(self, calls: Sequence[ExecuteCall]) -> list[ExecuteResult | TitanError]:
         """Run requests for one layer that sort alike, together: one outcome each. On the MLX thread.
 
-        A request for an expert that is not held is refused; the others are executed. Times are those of the kernel
-        they shared.
+        A request for an expert that is neither held nor served is refused; the others are executed. Times are those of
+        the kernel they shared.
         """
         layer = self._layers.get(calls[0].layer)
-        refusals = [_refusal(call, layer) for call in calls]
+        served = self._served.get(calls[0].layer, NONE)
+        refusals = [_refusal(call, layer, served) for call in calls]
         good = [call for call, refusal in zip(calls, refusals, strict=True) if refusal is None]
         results = iter(self._run(layer, good) if layer is not None and good else ())
         return [refusal or next(results) for refusal in refusals]
+
+    def prefetch(self, hint: Hint) -> bool:
+        """Begin to read what a hint names; False when it leads to nothing. On the MLX thread.
+
+        Where prefetched experts turn out to be useless, only some of the hints are followed.
+        """
+        layer, served = self._layers.get(hint.layer), self._served.get(hint.layer, NONE)
+        if layer is None or layer.incoming is None or not served:
+            return False
+        self._hints += 1
+        counts = layer.table.counts
+        doubtful = counts.prefetched > TRUSTED_AFTER and counts.useful < MIN_PRECISION * counts.prefetched
+        if doubtful and self._hints % SAMPLED_EVERY:
+            return False
+        absent = [e for e in hint.experts if e in served and e not in layer.table.slots]
+        return bool(layer.incoming.begin(absent[: hint.reads], keep=frozenset(hint.experts)))
 
     def _run(self, layer: ExpertLayer, calls: Sequence[ExecuteCall]) -> list[ExecuteResult]:
         start = time.perf_counter()
@@ -206,8 +258,8 @@ class Holdings:
         return results
 
 
-def _refusal(call: ExecuteCall, layer: ExpertLayer | None) -> WorkerRefused | None:
-    unknown = set(call.pair_experts.tolist()).difference(layer.table.slots if layer is not None else ())
+def _refusal(call: ExecuteCall, layer: ExpertLayer | None, served: frozenset[int]) -> WorkerRefused | None:
+    unknown = set(call.pair_experts.tolist()).difference(layer.table.slots if layer is not None else (), served)
     if not unknown:
         return None
     return WorkerRefused(f"experts {sorted(unknown)[:8]} of layer {call.layer} are not held here", "assign them")

@@ -1,46 +1,46 @@
-"""Filling experts that an Assign names: from the worker's own checkpoint, or from parts the coordinator pushes.
+"""Filling experts that an Assign names from parts the coordinator pushes, and telling it how far that is.
 
-Reads and receives into slot memory directly. Knows the order in which parts must come, and their bounds.
+Knows the order in which parts must come, and their bounds.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from titan.common.arrays import DISK_DTYPES, widen
 from titan.common.errors import WireError
-from titan.common.experts import Fill
-from titan.common.registry.shape import LayerSpec, ModelShape
+from titan.common.registry.shape import LayerSpec
 from titan.common.wire.messages import PART_BYTES
 from titan.proto.titan.v1 import worker_pb2 as pb
 
+PROGRESS_EVERY_S = 0.2
 
-def pushed_fill(shape: ModelShape, parts: Iterator[pb.AssignRequest]) -> Fill:
-    """A fill function that takes the next expert's parts from the coordinator's stream.
 
-    The coordinator pushes experts in the order in which `needed` named them, each in consecutive parts.
+def receive(spec: LayerSpec, expert: int, parts: Iterator[pb.AssignRequest]) -> bytearray:
+    """One expert's bytes out of the coordinator's stream, in consecutive parts.
+
+    The coordinator pushes experts in the order in which `needed` named them.
+
+    Raises:
+        WireError: another part came, or none.
     """
-
-    def fill(layer: int, expert: int, targets: Sequence[np.ndarray]) -> None:
-        spec = shape.layer(layer)
-        received = bytearray(spec.expert_bytes)
-        done = 0
-        while done < spec.expert_bytes:
-            part = _next_part(parts)
-            if (part.layer, part.expert, part.offset) != (layer, expert, done):
-                raise WireError(
-                    f"part of expert {part.expert} in layer {part.layer} at {part.offset} came where expert {expert} "
-                    f"in layer {layer} at {done} was due"
-                )
-            if not 0 < len(part.data) <= min(PART_BYTES, spec.expert_bytes - done):
-                raise WireError(f"a part of {len(part.data)} bytes at {done} of {spec.expert_bytes}")
-            received[done : done + len(part.data)] = part.data
-            done += len(part.data)
-        unpack(spec, received, targets)
-
-    return fill
+    received = bytearray(spec.expert_bytes)
+    done = 0
+    while done < spec.expert_bytes:
+        part = _next_part(parts)
+        if (part.layer, part.expert, part.offset) != (spec.index, expert, done):
+            raise WireError(
+                f"part of expert {part.expert} in layer {part.layer} at {part.offset} came where expert {expert} "
+                f"in layer {spec.index} at {done} was due"
+            )
+        if not 0 < len(part.data) <= min(PART_BYTES, spec.expert_bytes - done):
+            raise WireError(f"a part of {len(part.data)} bytes at {done} of {spec.expert_bytes}")
+        received[done : done + len(part.data)] = part.data
+        done += len(part.data)
+    return received
 
 
 def unpack(spec: LayerSpec, data: bytearray, targets: Sequence[np.ndarray]) -> None:
@@ -70,10 +70,17 @@ class Progress:
     def __init__(self, experts_total: int, bytes_total: int) -> None:
         self.experts_total, self.bytes_total = experts_total, bytes_total
         self.experts_done = self.bytes_done = 0
+        self._said = time.monotonic()
 
-    def add(self, expert_bytes: int) -> None:
+    def add(self, expert_bytes: int) -> bool:
+        """One more is there; True when it is time to say so."""
         self.experts_done += 1
         self.bytes_done += expert_bytes
+        now = time.monotonic()
+        if now - self._said < PROGRESS_EVERY_S:
+            return False
+        self._said = now
+        return True
 
     def message(
         self,
@@ -81,10 +88,12 @@ class Progress:
         installed: bool = False,
         needed: Sequence[pb.LayerExperts] = (),
         held: Sequence[pb.LayerExperts] = (),
+        serves: Sequence[pb.LayerCache] = (),
     ) -> pb.AssignProgress:
         return pb.AssignProgress(
             needed=needed,
             held=held,
+            serves=serves,
             experts_done=self.experts_done,
             experts_total=self.experts_total,
             bytes_done=self.bytes_done,

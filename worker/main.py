@@ -13,14 +13,18 @@ import typer
 
 from titan.common.config.address import normalise_address
 from titan.common.console import run_command
+from titan.common.errors import ConfigError
 from titan.common.log import get_logger, setup_logging
 from titan.common.platform import keep_awake, memory_budget_bytes, set_nofile_limit
-from titan.common.registry import ModelShape, open_checkpoint
-from titan.common.store import ExpertStore
+from titan.common.registry import open_checkpoint
+from titan.common.slots import POLICIES
+from titan.common.store import CacheMode, ExpertStore, ReaderPool
 from titan.common.units import format_bytes, parse_size
+from titan.worker.cache import DEFAULT_BYTES, ExpertCache
 from titan.worker.engine import MLXThread
 from titan.worker.enroll import credentials_or_enrolment
 from titan.worker.metrics import serve_metrics
+from titan.worker.own_copy import READERS, OwnCopy
 from titan.worker.server import WorkerServer
 from titan.worker.service import WorkerService
 
@@ -44,8 +48,18 @@ def serve(
             help="Show a one-time code and wait for `titan enroll`; by default when --certs holds no certificate.",
         ),
     ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder for experts that were sent here, so that a restart needs no network.")
+    ] = None,
+    cache_size: Annotated[str, typer.Option(help="Most bytes of them, of all models.")] = format_bytes(DEFAULT_BYTES),
     lane_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the lanes; 0 takes a free one.")] = 0,
     memory: Annotated[str | None, typer.Option(help="Most bytes of experts to hold, e.g. 8GiB.")] = None,
+    policy: Annotated[
+        str, typer.Option(help="With --model: eviction from slots that are not pinned: lru, lfu or forecast.")
+    ] = "lru",
+    reads: Annotated[
+        CacheMode, typer.Option(help="With --model: read through the page cache, past it, or give its pages back.")
+    ] = CacheMode.PAGE_CACHE,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -71,10 +85,15 @@ def serve(
             given=format_bytes(budget),
             spare=format_bytes(available),
         )
-    checkpoint: tuple[ModelShape, ExpertStore] | None = None
+    if policy not in POLICIES:
+        raise ConfigError(f"there is no eviction policy {policy!r}", f"Use one of {', '.join(POLICIES)}")
+    kept_bytes = parse_size(cache_size)
+    if cache is not None and model is not None:
+        raise ConfigError("--cache keeps what is sent, and --model has everything", "give one of them")
+    own: OwnCopy | None = None
     if model is not None:
         opened = open_checkpoint(model.expanduser())
-        checkpoint = (opened.shape, ExpertStore(opened))
+        own = OwnCopy(opened.shape, ExpertStore(opened, cache=reads), ReaderPool(READERS), policy)
 
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,18 +106,14 @@ def serve(
         return  # told to stop while it waited
     credentials, address = found
 
+    kept = ExpertCache(cache.expanduser(), kept_bytes) if cache is not None else None
     mlx_thread = MLXThread()
-    service = WorkerService(
-        credentials.identity.name,
-        mlx_thread,
-        budget,
-        None if checkpoint is None else (checkpoint[0], checkpoint[1].read_expert),
-    )
+    service = WorkerService(credentials.identity.name, mlx_thread, budget, own, kept)
     server = WorkerServer(service, mlx_thread, credentials, address, lane_port)
     watched = None
     try:
         if metrics is not None:
-            watched = serve_metrics(metrics, server, service, checkpoint[1] if checkpoint is not None else None)
+            watched = serve_metrics(metrics, server, service, own.store if own is not None else None)
     except BaseException:
         server.close()
         raise
@@ -111,16 +126,18 @@ def serve(
             metrics=watched.url if watched is not None else "off",
             memory=format_bytes(budget),
             model=str(model) if model is not None else "experts are sent by the coordinator",
-            fingerprint=checkpoint[0].fingerprint[:12] if checkpoint else "-",
+            fingerprint=own.shape.fingerprint[:12] if own is not None else "-",
         )
         stopping.wait()
         server.close()
         if watched is not None:
             watched.close()
+        if kept is not None:
+            kept.close()
     for number in (signal.SIGTERM, signal.SIGINT):  # told twice: the interpreter's own end takes a moment
         signal.signal(number, signal.SIG_IGN)
-    if checkpoint is not None:
-        checkpoint[1].close()
+    if own is not None:
+        own.close()
 
 
 def _follow_parent(parent: int, stopping: threading.Event) -> None:

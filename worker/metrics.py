@@ -15,6 +15,7 @@ from titan.common.platform import process_memory_bytes
 from titan.common.security.identity import Role, parse_identity, require_role
 from titan.common.store import ExpertStore
 from titan.common.versions import MLX_VERSION, SOFTWARE_VERSION
+from titan.worker.cache import ExpertCache
 from titan.worker.server import WorkerServer
 from titan.worker.service import WorkerService
 
@@ -79,7 +80,24 @@ def _experts(service: WorkerService) -> Iterator[Sample]:
     yield Sample("titan_worker_expert_bytes", "gauge", "Memory of all slots.", resident)
     yield Sample("titan_worker_expert_budget_bytes", "gauge", "What experts may take.", service.budget_bytes)
     yield Sample("titan_worker_process_bytes", "gauge", "What the process holds.", process_memory_bytes())
-    yield from service.installed.samples("titan_worker_installed_bytes", "Bytes of experts installed, by source.")
+    yield from _cache(service.cache)
+    yield from service.sources.installed.samples(
+        "titan_worker_installed_bytes", "Bytes of experts installed, by source."
+    )
+
+
+def _cache(cache: ExpertCache | None) -> Iterator[Sample]:
+    if cache is None:
+        return
+    counts = cache.counts
+    yield Sample("titan_worker_cache_bytes", "gauge", "Size of the experts kept on disk.", cache.used_bytes)
+    yield Sample("titan_worker_cache_limit_bytes", "gauge", "What they may take.", cache.limit_bytes)
+    yield Sample("titan_worker_cache_experts", "gauge", "Experts kept on disk, of all models.", cache.experts)
+    yield Sample("titan_worker_cache_reads", "counter", "Experts installed from there.", counts.read)
+    yield Sample("titan_worker_cache_writes", "counter", "Experts written there.", counts.written)
+    yield Sample("titan_worker_cache_evictions", "counter", "Experts that made room for others.", counts.evicted)
+    yield Sample("titan_worker_cache_damaged", "counter", "Experts dropped as damaged.", counts.damaged)
+    yield Sample("titan_worker_cache_skipped", "counter", "Experts not kept for want of room or disk.", counts.skipped)
 
 
 def _disk(store: ExpertStore | None) -> Iterator[Sample]:

@@ -19,27 +19,30 @@ import numpy as np
 from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.errors import TitanError, WireError, WorkerDraining, WorkerRefused
 from titan.common.execution import SORT_AT_PAIRS
-from titan.common.experts import Fill
 from titan.common.log import get_logger
 from titan.common.metrics import Tally
+from titan.common.package_power import package_power_w
 from titan.common.platform import process_memory_bytes
 from titan.common.registry.shape import ModelShape
 from titan.common.security.identity import Identity, Role, require_role
 from titan.common.security.tls import peer_identity
 from titan.common.versions import SOFTWARE_VERSION
-from titan.common.wire.codec import decode_call, encode_result
+from titan.common.wire.codec import decode_call, decode_hint, encode_result
 from titan.common.wire.messages import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, ExecuteCall
 from titan.proto.titan.v1 import worker_pb2 as pb
 from titan.proto.titan.v1 import worker_pb2_grpc as pb_grpc
 from titan.worker.agreement import agree_on_model, check_versions
 from titan.worker.assign import assign
+from titan.worker.cache import ExpertCache
 from titan.worker.engine import JOB_TIMEOUT_S, MLXThread
 from titan.worker.execution import Execution, limits_of
 from titan.worker.holdings import Holdings
 from titan.worker.lane.listener import LaneListener
 from titan.worker.lane.tokens import LaneTokens, certificate_hash
+from titan.worker.own_copy import OwnCopy
 from titan.worker.requests import RequestQueue
 from titan.worker.sessions import Session, Sessions
+from titan.worker.sources import Sources
 
 log = get_logger("worker")
 
@@ -67,11 +70,17 @@ class WorkerService(pb_grpc.WorkerServicer):
         name: this worker's name (its certificate's).
         mlx: the thread that owns MLX.
         budget_bytes: M_n.
-        checkpoint: shape and reader of the worker's own copy of the model, if it has one.
+        own: the worker's own copy of the model, if it has one.
+        cache: keeps what was pushed, if it may.
     """
 
     def __init__(
-        self, name: str, mlx_thread: MLXThread, budget_bytes: int, checkpoint: tuple[ModelShape, Fill] | None = None
+        self,
+        name: str,
+        mlx_thread: MLXThread,
+        budget_bytes: int,
+        own: OwnCopy | None = None,
+        cache: ExpertCache | None = None,
     ) -> None:
         self.name = name
         self.worker_id = secrets.token_hex(8)
@@ -84,9 +93,10 @@ class WorkerService(pb_grpc.WorkerServicer):
         self.draining = False
         self.started = time.monotonic()
         self.refusals = Tally("by", "reason")
-        self.installed = Tally("source")  # bytes
+        self.cache = cache
+        self.sources = Sources(own.store.read_expert if own is not None else None, cache)
         self._mlx = mlx_thread
-        self._checkpoint = checkpoint
+        self._own = own
         self._holdings: Holdings | None = None
         self._lock = threading.Lock()
 
@@ -114,7 +124,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         if self.draining:
             raise WorkerDraining(f"worker {self.name} is shutting down", "wait until it is started again")
         check_versions(self.name, coordinator.name, request)
-        own = self._checkpoint[0] if self._checkpoint is not None else None
+        own = self._own.shape if self._own is not None else None
         holdings = self._hold(
             coordinator, request.instance_id, *agree_on_model(self.name, coordinator.name, request, own)
         )
@@ -126,7 +136,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             software_version=SOFTWARE_VERSION,
             session=pb.Session(id=session.id, epoch=session.epoch),
             memory_budget_bytes=holdings.budget_bytes,
-            has_checkpoint=self._checkpoint is not None,
+            has_checkpoint=self._own is not None,
             max_message_bytes=MAX_MESSAGE_BYTES,
             worker_id=self.worker_id,
             device=str(mx.default_device().type).rpartition(".")[2],
@@ -166,7 +176,7 @@ class WorkerService(pb_grpc.WorkerServicer):
                 for session in self.sessions.live():
                     self.sessions.close(session)
                 self._mlx.run(mx.clear_cache)
-            self._holdings = Holdings(shape, dtype, self.budget_bytes, self._mlx)
+            self._holdings = Holdings(shape, dtype, self.budget_bytes, self._mlx, self._own)
             return self._holdings
 
     # Assign, Execute ------------------------------------------------------------------------------------------------
@@ -180,10 +190,7 @@ class WorkerService(pb_grpc.WorkerServicer):
                 raise WireError("the first message of Assign is not an assignment")
             session = self._session(first.assignment.session, context)
             others = [s for s in self.sessions.live() if s is not session and s.streams > 0]
-            fill = self._checkpoint[1] if self._checkpoint is not None else None
-            yield from assign(
-                self._current(), session, others, first.assignment, request_iterator, fill, self.installed
-            )
+            yield from assign(self._current(), session, others, first.assignment, request_iterator, self.sources)
         except TitanError as error:
             self.refuse(context, error)
 
@@ -214,6 +221,13 @@ class WorkerService(pb_grpc.WorkerServicer):
             if session is not None:
                 self.sessions.end_stream(session)
 
+    @_answers
+    def Prefetch(self, request: pb.PrefetchRequest, context: grpc.ServicerContext) -> pb.PrefetchReply:
+        session = self._session(request.session, context)
+        self.execution.hint(decode_hint(request, limits_of(self._current())), session)
+        self._mlx.poller.wake()
+        return pb.PrefetchReply()
+
     # Probe, Status, Drain -------------------------------------------------------------------------------------------
 
     @_answers
@@ -223,7 +237,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         rows, a_row, repeats = request.rows, request.pairs_a_row, request.repeats
         if not (1 <= rows <= MAX_PROBE_ROWS and 1 <= a_row <= 64 and 1 <= repeats <= MAX_PROBE_REPEATS):
             raise WireError(f"a probe of {rows} rows, {a_row} pairs a row, {repeats} times is out of bounds")
-        held = sorted(holdings.held(request.layer))
+        held = sorted(holdings.held(request.layer) or holdings.served(request.layer))
         if not held:
             raise WorkerRefused(f"worker {self.name} holds no expert of layer {request.layer}", "probe another layer")
         bits = COMPUTE_DTYPES[holdings.compute_dtype][0]
@@ -237,7 +251,12 @@ class WorkerService(pb_grpc.WorkerServicer):
             deadline_s=JOB_TIMEOUT_S,
         )
         times = [self.execution.run(call, session).compute_us for _ in range(repeats)]
-        return pb.ProbeReply(compute_us=times)
+        reply = pb.ProbeReply(compute_us=times)
+        if request.power:
+            power_w = package_power_w(lambda: self.execution.run(call, session))
+            if power_w is not None:
+                reply.power_w = power_w
+        return reply
 
     @_answers
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: ARG002
@@ -262,7 +281,23 @@ class WorkerService(pb_grpc.WorkerServicer):
             lanes_refused=counts.refused,
             malformed_frames=counts.malformed,
             revocation_number=self.revocation_number(),
+            cache=self._cache_status(),
         )
+
+    def _cache_status(self) -> pb.CacheStatus:
+        hints, holdings, own = self.execution.hints, self._holdings, self._own
+        status = pb.CacheStatus(hints=hints.came, hints_unused=hints.unused, bytes=own.store.counts.bytes if own else 0)
+        if holdings is not None:
+            status.slots = sum(holdings.cache_slots(spec.index) for spec in holdings.shape.layers)
+            for counts in holdings.counts:
+                status.hits += counts.hits
+                status.misses += counts.misses
+                status.loads += counts.loads - counts.installed
+                status.prefetched += counts.prefetched
+                status.useful += counts.useful
+                status.late += counts.late
+                status.stall_s += counts.stall_s
+        return status
 
     @_answers
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:

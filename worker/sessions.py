@@ -8,10 +8,10 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from titan.common.errors import SessionUnknown, WorkerOverloaded, WorkerRefused
+from titan.worker.share import Share
 
 MAX_SESSIONS = 8
 MAX_STREAMS_PER_SESSION = 2
@@ -19,14 +19,14 @@ MAX_STREAMS_PER_SESSION = 2
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One coordinator process. `assigned`: layer -> experts it wants here."""
+    """One coordinator process. `assigned`: what it wants here."""
 
     id: str
     epoch: int
     coordinator: str
     instance_id: str
     peer: str
-    assigned: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    assigned: Share = field(default_factory=Share)
     streams: int = 0
     last_seen: float = field(default_factory=time.monotonic)
 

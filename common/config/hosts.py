@@ -32,6 +32,7 @@ from titan.common.hub.names import is_repository
 from titan.common.units import Duration, Size, format_seconds
 
 MAX_WORKERS = 64
+MAX_CACHE_SLOTS = 4096
 MAX_ADDRESSES = 8
 NAME_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _MISSING_MEND = "Create one, see `hosts.yaml` in the README"
@@ -129,6 +130,8 @@ class Worker(Section):
     """`host:port` in normal form, in order of preference; port 7077 when the file gives none."""
     memory: Size | None = None
     """Bytes of experts it may hold; None takes what the worker offers in Hello."""
+    cache_slots: int = Field(default=0, ge=0, le=MAX_CACHE_SLOTS)
+    """Slots a layer, out of that memory, for experts that it reads from its own copy of the checkpoint when asked."""
 
 
 class TlsPaths(Section):

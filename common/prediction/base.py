@@ -1,7 +1,8 @@
 """What every predictor is: it observes layers in the order they run and ranks experts for a layer to come.
 
 Layers are positions 0..L-1 among the MoE layers; position l - d before the first layer is the end of the token
-before. Learned heads fit the same form: they are fed `hidden` and rank from it. Knows no slots and no clock.
+before. Learned heads fit the same form: they are fed `hidden` and `choices` and rank from them; one that speaks of the
+next token has depth L. Knows no slots and no clock.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ class Routing:
         experts: the distinct experts chosen (S_{t,l}).
         probabilities: [E] the router's, summed over rows; None when nobody asked for them.
         probe: [E] the logits of the router `depth` layers on, applied to this layer's hidden state; None likewise.
+        hidden: [N, D] this layer's MoE input (after the norm), float32, a row a token; None likewise.
+        choices: [N, K] what the router chose for each row.
     """
 
     experts: Sequence[int]
     probabilities: np.ndarray | None = None
     probe: np.ndarray | None = None
+    hidden: np.ndarray | None = None
+    choices: np.ndarray | None = None
 
 
 class Predictor(Protocol):
@@ -36,13 +41,14 @@ class Predictor(Protocol):
     Attributes:
         name: as options and tables call it.
         depth: layers of lead (d): what was observed at position l - depth decides the rank for l.
-        needs_probabilities, needs_probe: which fields of `Routing` it reads.
+        needs_probabilities, needs_probe, needs_hidden: which fields of `Routing` it reads.
     """
 
     name: str
     depth: int
     needs_probabilities: bool
     needs_probe: bool
+    needs_hidden: bool
 
     def observe(self, layer: int, routing: Routing) -> None:
         """The router at position `layer` has chosen."""

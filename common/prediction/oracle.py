@@ -20,6 +20,7 @@ class Oracle:
     name = "oracle"
     needs_probabilities = False
     needs_probe = False
+    needs_hidden = False
 
     def __init__(self, ids: NDArray[np.integer], depth: int = 1) -> None:
         self.depth = depth

@@ -17,6 +17,7 @@ class PreviousToken:
 
     name = "previous"
     needs_probe = False
+    needs_hidden = False
 
     def __init__(self, layers: int, depth: int = 1, *, probabilities: bool = True) -> None:
         self.depth = depth

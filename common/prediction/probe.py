@@ -19,6 +19,7 @@ class Probe:
     name = "probe"
     needs_probabilities = False
     needs_probe = True
+    needs_hidden = False
 
     def __init__(self, layers: int, depth: int = 1) -> None:
         self.depth = depth

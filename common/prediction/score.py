@@ -73,6 +73,10 @@ class PredictionScore:
         """r': share of the would-be misses that the first m absent predictions name."""
         return min(1.0, float(self.absent_used[:m].sum() / self.would_miss)) if self.would_miss else 0.0
 
+    def shares(self) -> np.ndarray:
+        """[ranks]: how often the expert at each rank was chosen, wherever it was; pessimistic while little is known."""
+        return self.used / (self.said + 1.0)
+
     def chances(self) -> np.ndarray:
         """[ranks]: how often the absent expert at each rank was chosen; pessimistic while little is known."""
         return self.absent_used / (self.absent_said + 1.0)

@@ -25,6 +25,7 @@ class Transition:
     name = "transition"
     needs_probabilities = False
     needs_probe = False
+    needs_hidden = False
 
     def __init__(self, layers: int, num_experts: int, depth: int = 1) -> None:
         if not 1 <= depth <= layers:

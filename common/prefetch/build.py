@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from titan.common.errors import ConfigError
 from titan.common.experts import ExpertLayer
 from titan.common.prediction import Predictor, PreviousToken, Probe, Transition
-from titan.common.prefetch.prefetcher import Prefetcher, Router
+from titan.common.prefetch.prefetcher import Prefetcher, Remote, Router
 
 __all__ = ["PREFETCH", "make_prefetcher"]
 
@@ -23,11 +23,13 @@ def make_prefetcher(
     routers: Mapping[int, Router],
     *,
     forced: int | None = None,
+    remote: Remote | None = None,
 ) -> Prefetcher | None:
     """The prefetcher called `name`; None for "off", or when every layer is whole and nothing is ever read.
 
     Args:
         routers: layer position -> router.
+        remote: workers that read experts themselves.
         forced: always read this many experts ahead (measurements only).
 
     Raises:
@@ -46,4 +48,4 @@ def make_prefetcher(
         predictors += [Transition(count, num_experts, depth) for depth in depths]
     if name == "previous":
         predictors += [PreviousToken(count, depth) for depth in depths]
-    return Prefetcher(layers, predictors, readers, routers=routers, forced=forced)
+    return Prefetcher(layers, predictors, readers, routers=routers, forced=forced, remote=remote)

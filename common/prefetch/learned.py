@@ -1,4 +1,4 @@
-"""What serving has learned about a model's routing, kept between starts: successors of the forecast policy and
+"""What serving has learned about a model's routing, kept between starts: weights of the forecast policy and
 transition counts, in one file bound to the checkpoint's fingerprint. Decides nothing from it.
 """
 
@@ -40,20 +40,20 @@ def recall(path: Path, fingerprint: str, layers: Sequence[ExpertLayer], prefetch
         return False
     scale = min(1.0, MAX_STEPS / max(1.0, *(float(found[n].max(initial=0)) for n in found if n.endswith("steps"))))
     for name, array in own.items():
-        np.copyto(array, found[name] * scale, casting="unsafe")
+        np.copyto(array, found[name] * (1.0 if name.endswith("weights") else scale), casting="unsafe")
     return True
 
 
 def _arrays(layers: Sequence[ExpertLayer], prefetcher: Prefetcher | None) -> dict[str, np.ndarray]:
-    """Views of the live counts, by name."""
+    """Views of what is live, by name. Weights are taken up as they are, counts and squares at most at MAX_STEPS."""
     arrays: dict[str, np.ndarray] = {}
     for layer in layers:
         policy = layer.table.policy
         if isinstance(policy, Forecast) and not layer.whole:
-            name = f"successors.{layer.buffers.layer.index}"
-            arrays[f"{name}.counts"] = policy.successors.counts
-            arrays[f"{name}.uses"] = policy.successors.uses
-            arrays[f"{name}.steps"] = policy.successors.steps
+            name = f"forecast.{layer.buffers.layer.index}"
+            arrays[f"{name}.weights"] = policy.foresight.weights
+            arrays[f"{name}.squares"] = policy.foresight.squares
+            arrays[f"{name}.steps"] = policy.foresight.steps
     for predictor in prefetcher.predictors if prefetcher is not None else ():
         if isinstance(predictor, Transition):
             name = f"transition.{predictor.depth}"

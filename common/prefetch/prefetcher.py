@@ -7,8 +7,9 @@ Belongs to the thread that owns MLX. Changes which experts are in memory early, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -29,6 +30,21 @@ REST_EVERY, REST_STEPS = 64, 6
 MEMORY = 0.9  # of the scores, each time a choice is made
 
 Router = Callable[[mx.array], mx.array]
+
+
+class Remote(Protocol):
+    """Workers that execute experts, some of which they read from their own disks. Layers by the model's numbers."""
+
+    def elsewhere(self, layer: int) -> Collection[int]:
+        """Experts that workers execute: reading them here would be for nothing."""
+        ...
+
+    def fetch_s(self, layer: int) -> float | None:
+        """Seconds that a read of one of the layer's experts takes there (lambda); None where nothing is read."""
+        ...
+
+    def hint(self, layer: int, ranked: Sequence[int], reads: int) -> None:
+        """Say what the layer will probably ask for, likeliest first, and that the first `reads` are worth reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +72,7 @@ class Prefetcher:
         readers: width of the pool that the layers read with (w).
         routers: layer position -> its router, for predictors that probe; hidden states [N, D] -> logits [N, E].
         forced: read this many whatever the condition says (to measure what it is worth).
+        remote: told what workers will be asked for, where that pays.
         clock: seconds.
     """
 
@@ -67,10 +84,12 @@ class Prefetcher:
         *,
         routers: Mapping[int, Router] | None = None,
         forced: int | None = None,
+        remote: Remote | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.measures = Measures(readers)
         self.choices: list[Choice | None] = [None] * len(layers)
+        self.hints: list[Choice | None] = [None] * len(layers)  # the same for what workers are told
         self.scores = [[PredictionScore(2 * MAX_PREFETCH) for _ in predictors] for _ in layers]
         self.steps = 0
         self._layers = list(layers)
@@ -79,32 +98,37 @@ class Prefetcher:
         self.predictors = predictors
         self._routers = routers or {}
         self._forced = forced
+        self._remote = remote
         self._clock = clock
         self._guesses: list[list[_Guess]] = [[] for _ in layers]
         self._resident: list[frozenset[int]] = [frozenset()] * len(layers)
         self._probes: dict[int, mx.array] = {}
         self._own: mx.array | None = None
+        self._hidden: mx.array | None = None
         self._last: float | None = None
         self._flying = 0  # prefetches under way since the layer before
         self._stalled = [(0.0, 0.0, 0)] * len(layers)
         if forced is not None and predictors:
             self.choices = [Choice(predictors[0], forced, 0.0) for _ in layers]
+            self.hints = list(self.choices)
 
     def lookout(self, index: int, x: mx.array) -> list[mx.array]:
         """Arrays to evaluate together with a layer's indices; x: [N, D]. Call `routed` afterwards."""
-        self._probes, self._own = {}, None
+        self._probes, self._own, self._hidden = {}, None, None
         if x.shape[0] > MAX_ROWS:
             return []
         position = self._positions[index]
         for predictor in self.predictors:
             ahead = (position + predictor.depth) % len(self._layers)
-            if not (self._shadow or self._chosen(ahead) is predictor):
+            if not (self._shadow or self._uses(ahead, predictor)):
                 continue
             if predictor.needs_probe and predictor.depth not in self._probes and ahead in self._routers:
                 self._probes[predictor.depth] = self._routers[ahead](x).astype(mx.float32).sum(axis=0)
             if predictor.needs_probabilities and self._own is None and position in self._routers:
                 self._own = mx.softmax(self._routers[position](x).astype(mx.float32), axis=-1).sum(axis=0)
-        return [*self._probes.values(), *([] if self._own is None else [self._own])]
+            if predictor.needs_hidden and self._hidden is None:
+                self._hidden = x.astype(mx.float32)
+        return [*self._probes.values(), *(array for array in (self._own, self._hidden) if array is not None)]
 
     def routed(self, index: int, experts: np.ndarray) -> None:
         """A layer has routed [N, K] and what it needed is in memory: learn from it, read ahead."""
@@ -115,10 +139,10 @@ class Prefetcher:
         chosen: list[int] = list(dict.fromkeys(experts.reshape(-1).tolist()))
         self._measure(position)
         self._score(position, chosen)
-        own = None if self._own is None else np.array(self._own)
+        own, hidden = (None if array is None else np.array(array) for array in (self._own, self._hidden))
         probes = {depth: np.array(logits) for depth, logits in self._probes.items()}
         for predictor in self.predictors:
-            predictor.observe(position, Routing(chosen, own, probes.get(predictor.depth)))
+            predictor.observe(position, Routing(chosen, own, probes.get(predictor.depth), hidden, experts))
         for depth in {p.depth for p in self.predictors}:
             self._look_ahead((position + depth) % len(self._layers), depth)
         if position == self._final:
@@ -144,9 +168,9 @@ class Prefetcher:
     def _shadow(self) -> bool:
         return self.steps < LEARNING_STEPS or self.steps % SHADOW_EVERY == 0
 
-    def _chosen(self, position: int) -> Predictor | None:
-        choice = self.choices[position]
-        return None if choice is None else choice.predictor
+    def _uses(self, position: int, predictor: Predictor) -> bool:
+        chosen = (self.choices[position], self.hints[position])
+        return any(choice is not None and choice.predictor is predictor for choice in chosen)
 
     def _measure(self, position: int) -> None:
         counts = self._layers[position].table.counts
@@ -172,23 +196,28 @@ class Prefetcher:
         self._guesses[position] = []
 
     def _look_ahead(self, ahead: int, depth: int) -> None:
-        choice = self.choices[ahead]
         layer = self._layers[ahead]
-        acting = choice is not None and choice.m > 0 and choice.predictor.depth == depth and not self._resting
-        if layer.incoming is None or layer.whole or not (self._shadow or acting):
+        index = layer.buffers.layer.index
+        choice, hint = self.choices[ahead], self.hints[ahead]
+        choice = None if choice is None or choice.predictor.depth != depth or self._resting else choice
+        hint = None if hint is None or hint.predictor.depth != depth or self._remote is None else hint
+        if layer.incoming is None or layer.whole or not (self._shadow or choice or hint):
             return
-        resident = layer.table.slots
         if not self._guesses[ahead]:
-            self._resident[ahead] = frozenset(resident)
+            elsewhere = self._remote.elsewhere(index) if self._remote is not None else ()
+            self._resident[ahead] = frozenset(layer.table.slots).union(elsewhere)
         top = 2 * MAX_PREFETCH
         for number, predictor in enumerate(self.predictors):
-            mine = acting and choice is not None and predictor is choice.predictor
-            if predictor.depth != depth or not (self._shadow or mine):
+            mine = choice is not None and predictor is choice.predictor
+            theirs = hint is not None and predictor is hint.predictor
+            if predictor.depth != depth or not (self._shadow or mine or theirs):
                 continue
             ranked: list[int] = predictor.rank(ahead)[:top].tolist()
             absent = [e for e in ranked if e not in self._resident[ahead]]
             self._guesses[ahead].append(_Guess(number, ranked, absent))
-            if mine and choice is not None:
+            if theirs and hint is not None and self._remote is not None:
+                self._remote.hint(index, ranked, hint.m)
+            if mine and choice is not None and choice.m > 0:
                 start = self._clock()
                 begun = layer.incoming.begin(absent[: choice.m], keep=frozenset(ranked))
                 if begun:
@@ -204,8 +233,28 @@ class Prefetcher:
                 m, gain = prefetch_gain(score.chances()[:MAX_PREFETCH].tolist(), predictor.depth, costs)
                 if m and (best is None or gain > best.gain_s):
                     best = Choice(predictor, m, gain)
-                score.decay(MEMORY)
             self.choices[position] = best
+            self.hints[position] = self._choose_hint(position)
+            for score in scores:
+                score.decay(MEMORY)
+
+    def _choose_hint(self, position: int) -> Choice | None:
+        """The same for a layer that workers read experts of.
+
+        Which experts they have is not known here, so a rank counts with its chance of being chosen at all. A useless
+        read holds one of their readers while a demand may wait: kappa = lambda / w.
+        """
+        measures = self.measures
+        fetch_s = self._remote.fetch_s(self._layers[position].buffers.layer.index) if self._remote is not None else None
+        if fetch_s is None:
+            return None
+        costs = Costs(fetch_s, measures.layer_s, fetch_s / measures.readers, measures.readers)
+        best: Choice | None = None
+        for predictor, score in zip(self.predictors, self.scores[position], strict=True):
+            m, gain = prefetch_gain(score.shares()[:MAX_PREFETCH].tolist(), predictor.depth, costs)
+            if m and (best is None or gain > best.gain_s):
+                best = Choice(predictor, m, gain)
+        return best
 
 
 def _last_that_asks(layers: Sequence[ExpertLayer]) -> int:

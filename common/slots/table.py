@@ -65,6 +65,7 @@ class SlotTable:
         self.policy: EvictionPolicy = policy or LRU()
         self._free = list(range(capacity - 1, -1, -1))
         self._reserved: dict[int, int] = {}
+        self._pinning: set[int] = set()  # reserved for experts that will be pinned
         self.lost = 0
         self.uses: Counter[int] = Counter()  # how often each expert was looked up
         self._unused: set[int] = set()  # prefetched and not chosen yet
@@ -77,7 +78,7 @@ class SlotTable:
     @property
     def evictable_slots(self) -> int:
         """Slots that a demand may use: all but those of pinned experts."""
-        return self.capacity - len(self.pinned) - self.lost
+        return self.capacity - len(self.pinned) - len(self._pinning) - self.lost
 
     @property
     def reserved(self) -> Collection[int]:
@@ -107,8 +108,10 @@ class SlotTable:
         self.counts.misses += len(missing)
         return missing
 
-    def reserve(self, experts: Sequence[int], keep: Collection[int]) -> list[int] | None:
+    def reserve(self, experts: Sequence[int], keep: Collection[int], *, pinning: bool = False) -> list[int] | None:
         """Take a slot for each of `experts`, evicting mapped ones that are neither pinned nor in `keep`.
+
+        With `pinning`, those slots do not count among the evictable ones from now on.
 
         Returns one slot an expert, reserved until `map` or `release`; None, with nothing changed but evictions made,
         when there is no room.
@@ -124,11 +127,14 @@ class SlotTable:
                 return None
             self._reserved[expert] = slot
             taken.append(slot)
+        if pinning:
+            self._pinning.update(experts)
         return taken
 
     def map(self, expert: int, *, pin: bool = False, prefetched: bool = False) -> None:
         """The reserved slot of `expert` has been filled."""
         self.slots[expert] = self._reserved.pop(expert)
+        self._pinning.discard(expert)
         self.counts.loads += 1
         if prefetched:
             self.counts.prefetched += 1
@@ -141,11 +147,23 @@ class SlotTable:
     def release(self, expert: int) -> None:
         """Filling the reserved slot of `expert` failed or is not wanted any more."""
         self._free.append(self._reserved.pop(expert))
+        self._pinning.discard(expert)
 
     def lose(self, expert: int) -> None:
         """The reserved slot of `expert` may still be written by a read that never ends: it is never used again."""
         del self._reserved[expert]
+        self._pinning.discard(expert)
         self.lost += 1
+
+    def pin(self, expert: int) -> None:
+        """A mapped expert is not evicted any more."""
+        self.pinned.add(expert)
+        self.policy.gone(expert)
+
+    def unpin(self, expert: int) -> None:
+        """A pinned expert may be evicted from now on."""
+        self.pinned.remove(expert)
+        self.policy.used(expert)
 
     def drop(self, expert: int) -> None:
         """Unmap an expert, pinned or not."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from titan.common.errors import DiskStalled, StoreError
+from titan.common.platform import every_core
 
 __all__ = ["ReaderPool", "Ticket"]
 
@@ -151,8 +152,9 @@ class ReaderPool:
             self._threads = [
                 threading.Thread(target=self._loop, name=f"titan-reader-{i}", daemon=True) for i in range(self.width)
             ]
-            for thread in self._threads:
-                thread.start()
+            with every_core():
+                for thread in self._threads:
+                    thread.start()
 
     def _loop(self) -> None:
         while (ticket := self._take()) is not None:

@@ -6,6 +6,7 @@ Sizes are checked before anything is viewed, ids before anything is executed. Kn
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +22,7 @@ from titan.common.errors import (
     WorkerRefused,
     WorkerTimeout,
 )
-from titan.common.wire.messages import MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_ROWS, ExecuteCall
+from titan.common.wire.messages import MAX_HINTED, MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_ROWS, ExecuteCall, Hint
 
 U32 = np.dtype("<u4")
 MAX_FAILURE_CHARACTERS = 1000
@@ -88,6 +89,21 @@ def checked_call(
         raise WireError(f"request {request_id} names expert {highest} of {limits.num_experts}")
     values = np.frombuffer(activations, limits.bits).reshape(rows, limits.hidden_size)
     return ExecuteCall(request_id, layer, values, row_ids, expert_ids, sort, deadline_us / 1e6)
+
+
+def checked_hint(limits: Limits, *, layer: int, experts: Sequence[int], reads: int) -> Hint:
+    """A peer's hint as a value.
+
+    Raises:
+        WireError: too many experts, none, one that does not exist, or the same one twice.
+    """
+    if not 1 <= len(experts) <= MAX_HINTED or not 1 <= reads <= len(experts):
+        raise WireError(f"a hint of {len(experts)} experts, {reads} of them to be read, is out of bounds")
+    if max(experts) >= limits.num_experts:
+        raise WireError(f"a hint names expert {max(experts)} of {limits.num_experts}")
+    if len(set(experts)) != len(experts):
+        raise WireError("a hint names an expert twice")
+    return Hint(layer, experts, reads)
 
 
 def checked_outputs(outputs: bytes | memoryview, call: ExecuteCall, *, dtype: str, worker: str) -> np.ndarray:

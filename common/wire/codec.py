@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from titan.common.wire.checks import Limits, checked_call, checked_outputs, failure_error
-from titan.common.wire.messages import ExecuteCall, ExecuteResult
+from titan.common.wire.checks import Limits, checked_call, checked_hint, checked_outputs, failure_error
+from titan.common.wire.messages import ExecuteCall, ExecuteResult, Hint
 from titan.proto.titan.v1 import worker_pb2 as pb
 
 
@@ -38,6 +38,15 @@ def decode_call(request: pb.ExecuteRequest, limits: Limits) -> ExecuteCall:
         sort=request.sort,
         deadline_us=request.deadline_us,
     )
+
+
+def encode_hint(hint: Hint, session: pb.Session) -> pb.PrefetchRequest:
+    return pb.PrefetchRequest(session=session, layer=hint.layer, reads=hint.reads, experts=hint.experts)
+
+
+def decode_hint(request: pb.PrefetchRequest, limits: Limits) -> Hint:
+    """Check a hint of a peer; raises WireError."""
+    return checked_hint(limits, layer=request.layer, experts=tuple(request.experts), reads=request.reads)
 
 
 def encode_result(result: ExecuteResult) -> pb.ExecuteReply:

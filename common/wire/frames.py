@@ -7,6 +7,7 @@
     EXECUTE  pair_rows [P] u32, pair_experts [P] u32, activations [R, D]
     RESULT   queue us, compute us, load us, 0: u32 each; outputs [P, D]
     FAILURE  error code, NUL, sentence, in UTF-8    request id 0 concerns the lane, not a request
+    HINT     experts [P] u32; `rows` of them to be read; nobody answers
     PING     anything up to 64 KiB, comes back as PONG
 
 Every number is bounded by `parse_header` before anything is allocated. Pure functions; knows no socket.
@@ -22,8 +23,23 @@ from typing import NamedTuple
 import numpy as np
 
 from titan.common.errors import ClusterError, TitanError, WireError
-from titan.common.wire.checks import MAX_FAILURE_CHARACTERS, Limits, checked_call, checked_outputs, failure_error
-from titan.common.wire.messages import MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_ROWS, ExecuteCall, ExecuteResult
+from titan.common.wire.checks import (
+    MAX_FAILURE_CHARACTERS,
+    Limits,
+    checked_call,
+    checked_hint,
+    checked_outputs,
+    failure_error,
+)
+from titan.common.wire.messages import (
+    MAX_HINTED,
+    MAX_MESSAGE_BYTES,
+    MAX_PAIRS,
+    MAX_ROWS,
+    ExecuteCall,
+    ExecuteResult,
+    Hint,
+)
 
 LANE_VERSION = 1
 TOKEN_BYTES = 32
@@ -48,6 +64,7 @@ class Kind(IntEnum):
     FAILURE = 5
     PING = 6
     PONG = 7
+    HINT = 8
 
 
 _MAX_LENGTH: dict[int, int] = {
@@ -58,8 +75,9 @@ _MAX_LENGTH: dict[int, int] = {
     Kind.FAILURE: MAX_FAILURE_BYTES,
     Kind.PING: MAX_PING_BYTES,
     Kind.PONG: MAX_PING_BYTES,
+    Kind.HINT: 4 * MAX_HINTED,
 }
-TO_WORKER = frozenset({Kind.OPEN, Kind.EXECUTE, Kind.PING})
+TO_WORKER = frozenset({Kind.OPEN, Kind.EXECUTE, Kind.PING, Kind.HINT})
 TO_COORDINATOR = frozenset({Kind.OPENED, Kind.RESULT, Kind.FAILURE, Kind.PONG})
 
 
@@ -169,6 +187,25 @@ def decode_execute(header: Header, payload: memoryview, limits: Limits) -> Execu
         sort=bool(header.flags & FLAG_SORT),
         deadline_us=header.deadline_us,
     )
+
+
+def encode_hint(hint: Hint, epoch: int) -> Parts:
+    """A HINT frame."""
+    ids = struct.pack(f"<{len(hint.experts)}I", *hint.experts)
+    header = pack(Kind.HINT, length=len(ids), epoch=epoch, layer=hint.layer, rows=hint.reads, pairs=len(hint.experts))
+    return whole(header + ids)
+
+
+def decode_hint(header: Header, payload: memoryview, limits: Limits) -> Hint:
+    """The checked hint of a HINT frame.
+
+    Raises:
+        WireError: sizes that do not fit each other, or ids out of range.
+    """
+    if len(payload) != 4 * header.pairs:
+        raise WireError(f"a hint of {header.pairs} experts has {len(payload)} bytes")
+    experts = struct.unpack(f"<{header.pairs}I", payload)
+    return checked_hint(limits, layer=header.layer, experts=experts, reads=header.rows)
 
 
 def encode_result(result: ExecuteResult, epoch: int, dtype: str, queue_us: int) -> Parts:

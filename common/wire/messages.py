@@ -6,17 +6,19 @@ every step of every layer. Knows neither gRPC nor MLX.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 32 << 20  # a peer's message beyond this is refused before it is parsed
 SPLIT_BYTES = 8 << 20  # a coordinator splits a layer's request so that neither direction is larger
 PART_BYTES = 1 << 20  # an expert is pushed in parts of this size
 MAX_ROWS = 1 << 16
 MAX_PAIRS = 1 << 20
 MAX_DEADLINE_S = 3600.0
+MAX_HINTED = 64  # experts in one hint
 
 
 class ExecuteCall(NamedTuple):
@@ -57,6 +59,20 @@ class ExecuteResult(NamedTuple):
     queue_us: int
     compute_us: int
     load_us: int = 0
+
+
+class Hint(NamedTuple):
+    """Experts that a layer to come will probably ask a worker for; nobody waits for an answer.
+
+    Args:
+        layer: the model's layer number.
+        experts: likeliest first, at most MAX_HINTED; none of them is to be evicted for another.
+        reads: at most so many of those that are not in memory are worth reading.
+    """
+
+    layer: int
+    experts: Sequence[int]
+    reads: int
 
 
 def split_pairs(pair_count: int, hidden_size: int, itemsize: int, split_bytes: int = SPLIT_BYTES) -> list[slice]:

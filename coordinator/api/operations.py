@@ -1,5 +1,5 @@
-"""What operators ask of a coordinator: `/metrics`, `/v1/titan/cluster`, `/v1/titan/replan`, `/v1/titan/drain`,
-`/v1/titan/resume`."""
+"""What operators ask of a coordinator: `/metrics`, `/v1/titan/cluster`, `/v1/titan/stats`, `/v1/titan/replan`,
+`/v1/titan/drain`, `/v1/titan/resume`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ class Operations:
     Args:
         metrics: the text for Prometheus.
         cluster: plan, nodes, health, counters, as JSON values.
+        stats: what the SSD tier does, layer by layer, as JSON values.
         replan: plan again from figures as they are now, and move experts if that pays; says what came of it.
     """
 
     metrics: Callable[[], bytes] = bytes
     cluster: Callable[[], dict[str, Any]] = dict
     replan: Callable[[], dict[str, Any]] = dict
+    stats: Callable[[], dict[str, Any]] = dict
 
 
 def operations_router(service: Service, operations: Operations) -> APIRouter:
@@ -44,6 +46,11 @@ def operations_router(service: Service, operations: Operations) -> APIRouter:
     def cluster() -> dict[str, Any]:
         """What the cluster is and does."""
         return {"engine": _engine(service)} | operations.cluster()
+
+    @router.get("/v1/titan/stats", responses=answers())
+    def stats() -> dict[str, Any]:
+        """Hit rates, loads, stalls and prefetch of every layer, the disk, the workers' caches."""
+        return operations.stats()
 
     @router.post("/v1/titan/replan", responses=answers())
     def replan(request: Request) -> dict[str, Any]:

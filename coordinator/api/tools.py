@@ -11,6 +11,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from titan.common.errors import InvalidRequest
+from titan.coordinator.api.call_grammars import call_grammar
 from titan.coordinator.generation import ServedModel
 
 __all__ = ["ToolChoice", "Tools", "forced_call", "read_choice", "read_tools"]
@@ -18,7 +19,6 @@ __all__ = ["ToolChoice", "Tools", "forced_call", "read_choice", "read_tools"]
 MAX_TOOLS = 128
 MAX_SCHEMA_CHARACTERS = 256 << 10
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_JSON_PARSERS = ("json_tools",)
 
 Tools = tuple[dict[str, Any], ...]
 
@@ -101,30 +101,14 @@ def forced_call(served: ServedModel, tools: Tools, choice: ToolChoice) -> str:
             "name one of them",
             param="tool_choice",
         )
-    tokenizer = served.tokenizer
-    if tokenizer.init_kwargs.get("tool_parser_type") not in _JSON_PARSERS:
+    grammar = call_grammar(served.tokenizer, [tool["function"] for tool in allowed])
+    if grammar is None:
         raise InvalidRequest(
-            f"a call cannot be made certain with {served.name}, which does not write its calls as JSON",
+            f"a call cannot be made certain with {served.name}: the form in which it writes calls has no grammar here",
             'use tool_choice "auto"',
             param="tool_choice",
         )
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": t["function"]["name"]}, "arguments": t["function"]["parameters"]},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for t in allowed
-    ]
-    schema = json.dumps(calls[0] if len(calls) == 1 else {"anyOf": calls})
-    start = _marker(tokenizer.tool_call_start, tokenizer.tool_call_start_tokens)
-    end = _marker(tokenizer.tool_call_end, tokenizer.tool_call_end_tokens)
-    return f'start: {start} "\\n" call "\\n" {end}\ncall: %json {schema}\n'
-
-
-def _marker(text: str | None, tokens: tuple[int, ...] | None) -> str:
-    return f"<[{tokens[0]}]>" if tokens and len(tokens) == 1 else json.dumps(text or "")
+    return grammar
 
 
 def problem(where: str, reason: str) -> PydanticCustomError:

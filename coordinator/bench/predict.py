@@ -89,6 +89,8 @@ def _measure(
     assert cluster.dispatcher is not None
     if name != "searched":
         cluster.dispatcher.costs = None  # whoever the plan names executes, also where reading would be cheaper
+        assert cluster.figures is not None
+        problem = replace(problem, sync_s=cluster.figures.home.sync_s)  # and nothing is chosen
     cluster.wait_for_workers()
     greedy_tokens(loaded, PROMPT, tokens)
     executed = cluster.dispatcher.executed

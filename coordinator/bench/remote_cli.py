@@ -1,4 +1,4 @@
-"""`titan bench net` and `titan bench layer`: what the way to a worker costs."""
+"""`titan bench net`, `layer` and `hints`: what the way to a worker costs, and what telling it early brings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from rich.table import Table
 
 from titan.common.errors import ConfigError
 from titan.common.log import setup_logging
+from titan.common.prefetch.build import PREFETCH
+from titan.common.prefetch.prefetcher import MAX_PREFETCH
+from titan.common.store import CacheMode
 from titan.deploy import DEMO_MODEL
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -22,6 +25,7 @@ def register_bench(app: typer.Typer) -> None:
     """Mount the commands under `titan bench`."""
     app.command("net")(net_command)
     app.command("layer")(layer_command)
+    app.command("hints")(hints_command)
 
 
 def net_command(
@@ -95,3 +99,42 @@ def layer_command(
             f"the lane saves {decoded.saved_us:.0f} µs a layer, {decoded.ratio:.2f} times as fast; "
             f"tokens {'identical' if decoded.identical else 'DIFFER'}"
         )
+
+
+def hints_command(
+    model: Annotated[Path, typer.Option(help="Checkpoint to measure; the demo model by default.")] = DEMO_MODEL,
+    slots: Annotated[int, typer.Option(min=1, max=4096, help="Cache slots a layer on each worker.")] = 8,
+    prefetch: Annotated[str, typer.Option(help="Variants, comma-separated: NAME or NAME:m, as --prefetch.")] = "auto",
+    tokens: Annotated[int, typer.Option(min=4, max=10_000, help="Tokens a run.")] = 32,
+    runs: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each variant, in turns.")] = 6,
+    reads: Annotated[CacheMode, typer.Option(help="How the workers read.")] = CacheMode.DIRECT,
+    as_json: JsonOption = False,
+) -> None:
+    """What hints bring where two workers on loopback read experts from their own copies of the checkpoint."""
+    from titan.coordinator.bench.hints import bench_hints  # loads MLX
+
+    setup_logging("text", "ERROR")
+    variants = [_variant(part.strip()) for part in prefetch.split(",")]
+    with Console(stderr=True).status("starting workers") as status:
+        figures = bench_hints(model, slots, variants, tokens, runs, reads, status.update)
+    if as_json:
+        typer.echo(json.dumps([asdict(f) for f in figures]))
+        return
+    table = Table(title=f"{model.name}: two workers, {slots} cache slots a layer each, {reads}; a token")
+    columns = ("hints", "ms", "÷ off", "hits", "loads", "ahead", "useful", "late", "stall ms", "sent", "same tokens")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "hints" else "right")
+    for f in figures:
+        counts = [f"{value:.1f}" for value in (f.loads, f.prefetched, f.useful, f.late)]
+        rest = [f"{f.stall_ms:.2f}", f"{f.hints:.1f}", "yes" if f.identical else "NO"]
+        table.add_row(f.variant, f"{f.token_ms:.1f}", f"{f.over_off:.2f}", f"{f.hit_rate:.3f}", *counts, *rest)
+    Console().print(table)
+
+
+def _variant(text: str) -> tuple[str, int | None]:
+    name, colon, count = text.partition(":")
+    if name not in PREFETCH or name == "off" or (colon and not (count.isdecimal() and 1 <= int(count) <= MAX_PREFETCH)):
+        raise ConfigError(
+            f"--prefetch is {text!r}", f"use one of {', '.join(PREFETCH[1:])}, with :1 to :{MAX_PREFETCH}"
+        )
+    return name, int(count) if colon else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,17 +16,19 @@ from titan.common.log import get_logger
 from titan.common.registry import ModelShape
 from titan.common.versions import MLX_VERSION, SOFTWARE_VERSION
 from titan.coordinator.calibration.local import LocalFigures
-from titan.coordinator.calibration.remote import MANY_ROWS, RemoteFigures
+from titan.coordinator.calibration.remote import RemoteFigures
 from titan.placement.figures import Figures, HomeFigures, WorkerFigures, fit_line
 from titan.placement.show import write_file
 
 log = get_logger("coordinator.calibration")
 
+LINK_LIMITS = 0.25  # of the time of 64 rows: below, what bytes cost is lost in what the round trip costs
 
-def figures_key(shape: ModelShape, dtype: str, workers: dict[str, str]) -> str:
-    """Names what figures are good for: model, dtype, this host, the workers with their addresses, versions."""
+
+def figures_key(shape: ModelShape, dtype: str, workers: Mapping[str, Sequence[str]]) -> str:
+    """Names what figures are good for: model, dtype, this host, the workers with all addresses, versions."""
     parts = [shape.fingerprint, dtype, platform.node(), platform.machine(), SOFTWARE_VERSION, MLX_VERSION]
-    parts += [f"{name}@{address}" for name, address in sorted(workers.items())]
+    parts += [f"{name}@{','.join(addresses)}" for name, addresses in sorted(workers.items())]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
@@ -35,46 +37,81 @@ def home_figures(local: LocalFigures, top_k: int) -> HomeFigures:
     compute_s, fixed_s = fit_line([(pairs, m.median_s) for pairs, m in local.compute])
     one_row = dict(local.compute)[top_k].median_s
     # Inside a step a layer costs less than alone: the device need not be waited for after each.
-    whole_s = local.whole_layer_s if local.whole_layer_s > 0 else one_row
+    quicker_s = min(local.answered.median_s, local.asked.median_s)  # asking can help: no long graph is kept
+    whole_s = (quicker_s - local.without.median_s) / local.layers
+    if whole_s <= 0:
+        whole_s = one_row
     compute_s = min(compute_s, whole_s / top_k)
-    measured = [local.attention_s, local.page_cache_s, *(m for _, m in local.compute)]
+    beyond_s = 0.0  # what a miss costs beside its read: making room, mapping the slot, waking readers
+    if local.missed is not None:
+        rounds = -(-local.misses // local.readers)
+        miss_s = (local.missed.median_s - local.asked.median_s) / local.layers / rounds
+        beyond_s = max(0.0, miss_s - local.page_cache.median_s)
+    measured = [local.without, local.page_cache, *(m for _, m in local.compute)]
     return HomeFigures(
-        attention_s=local.attention_s.median_s,
-        sync_s=local.sync_s,
+        attention_s=local.without.median_s / local.layers,
+        sync_s=max(0.0, (local.asked.median_s - quicker_s) / local.layers),
         compute_s=compute_s,
         compute_fixed_s=max(0.0, min(fixed_s, whole_s - compute_s * top_k)),
-        ssd_s=local.ssd_s.median_s,
-        page_cache_s=local.page_cache_s.median_s,
+        ssd_s=local.ssd.median_s + beyond_s,
+        page_cache_s=local.page_cache.median_s + beyond_s,
         readers=local.readers,
         spread=max(m.spread for m in measured),
+        others_cores=local.without.others_cores,
+        power_w=local.power_w,
     )
 
 
-def worker_figures(address: str, remote: RemoteFigures, activation_bytes: int) -> WorkerFigures:
-    """Fit a worker's line; what many rows cost beyond it is the link's bandwidth."""
-    compute_s, round_trip_s = fit_line([(pairs, m.median_s) for pairs, m in remote.one_row])
-    excess_s = remote.many_rows.median_s - (round_trip_s + MANY_ROWS * compute_s)
-    moved = 2 * MANY_ROWS * activation_bytes
-    limits = excess_s > 0.25 * remote.many_rows.median_s
+def worker_figures(
+    address: str, remote: RemoteFigures, sync_s: float, row_bytes: int, power_w: float | None
+) -> WorkerFigures:
+    """Fit a worker's line and its link's.
+
+    Args:
+        sync_s: what asking costs in any layer, which the layers that were measured contain.
+        row_bytes: one activation row, one way.
+    """
+    per_byte_s, latency_s = fit_line([(nbytes, m.median_s) for nbytes, m in remote.wire])
+    most_bytes, most = remote.wire[-1]
+    limits = per_byte_s * most_bytes > LINK_LIMITS * most.median_s
+    row_s = per_byte_s * row_bytes if limits else 0.0
+    pair_s, layer_s = fit_line([(pairs, m.median_s) for pairs, m in remote.layer])
     return WorkerFigures(
         address=address,
-        compute_s=compute_s,
-        round_trip_s=round_trip_s,
-        bandwidth_bytes_s=moved / excess_s if limits else None,
-        spread=max(m.spread for _, m in remote.one_row),
+        compute_s=max(0.0, pair_s - row_s),
+        round_trip_s=max(0.0, layer_s - sync_s - row_s),
+        bandwidth_bytes_s=1 / per_byte_s if limits else None,
+        spread=max(m.spread for _, m in (*remote.layer, *remote.wire)),
+        transport=remote.transport,
+        latency_s=latency_s,
+        wire=tuple((nbytes, m.median_s, m.spread) for nbytes, m in remote.wire),
+        power_w=power_w,
     )
 
 
-def with_asking(figures: Mapping[str, WorkerFigures], pairs: int, together_s: float) -> dict[str, WorkerFigures]:
-    """Figures that say what asking all workers in one layer takes.
+def with_sharing(
+    figures: Mapping[str, WorkerFigures],
+    asked: Mapping[str, int],
+    home: HomeFigures,
+    home_pairs: int,
+    row_bytes: int,
+    together_s: float,
+) -> dict[str, WorkerFigures]:
+    """Figures that say what it costs to use several nodes in one layer.
 
     A layer's time is that of its slowest node (5), but one thread serialises requests and takes in answers one after
-    another, and on one machine workers share cores. What a request of `pairs` pairs to each took together, beyond the
-    slowest alone, is added to every round trip: right where a layer asks all, cautious where it asks one.
+    another, and processes on one machine share its cores. What a layer took in which all had a share, beyond the
+    slowest alone, is added to every round trip: right where a layer uses all, cautious where it uses one.
+
+    Args:
+        asked: pairs of each worker; `home_pairs` those of node 0.
     """
-    alone_s = max(f.round_trip_s + pairs * f.compute_s for f in figures.values())
-    excess_s = max(0.0, together_s - alone_s)
-    return {name: replace(f, round_trip_s=f.round_trip_s + excess_s) for name, f in figures.items()}
+    alone_s = max(figures[name].layer_s(pairs, row_bytes) for name, pairs in asked.items())
+    alone_s = max(alone_s, home.compute_fixed_s + home_pairs * home.compute_s if home_pairs else 0.0)
+    excess_s = max(0.0, together_s - home.sync_s - alone_s)
+    return {
+        name: replace(f, round_trip_s=f.round_trip_s + excess_s) if name in asked else f for name, f in figures.items()
+    }
 
 
 def load_figures(folder: Path | None, key: str) -> Figures | None:

@@ -14,102 +14,168 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import make_prompt_cache
 
 from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.execution import SORT_AT_PAIRS, apply_rows
-from titan.common.experts import ExpertLayer
+from titan.common.experts import PARALLEL_READ_BYTES, ExpertLayer
+from titan.common.package_power import package_power_w
+from titan.common.platform import every_core
 from titan.common.registry import Checkpoint
 from titan.common.slots.buffers import LayerBuffers
-from titan.common.store import ExpertStore
-from titan.coordinator.calibration.timing import Measured, measure
-from titan.coordinator.host.model import HostModel
+from titan.common.store import ExpertStore, ReaderPool
+from titan.coordinator.calibration.steps import DecodeSteps
+from titan.coordinator.calibration.timing import Measured, measure, quiet_rounds
 from titan.coordinator.moe.dispatch import Dispatcher
 
 ROWS = (1, 4, 16, 64)
 SCRATCH_BYTES = 1 << 30
 READ_EXPERTS = 8
 READERS = (1, 2, 4, 8)
+READER_HELPS = 0.8  # more readers must bring at least this; less is noise
 SLOW_S = 0.15
-ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFigures:
-    """Node 0: seconds a layer of attention, a layer's synchronisation, (pairs, seconds) of experts, reads, readers."""
+    """Node 0, in seconds.
 
-    attention_s: Measured
-    sync_s: float
-    whole_layer_s: float
+    Args:
+        without: a step whose layers have no experts.
+        layers: MoE layers of such a step.
+        asked: one whose layers ask this machine alone, as a layer does that is not wholly at home.
+        answered: one whose layers run the same experts without asking.
+        compute: (pairs, seconds) of experts by themselves.
+        page_cache, ssd: one expert from disk, cached and cold, by itself.
+        missed: a step in each of whose layers `misses` experts are read out of the page cache; None where not measured.
+        readers: that still help.
+        power_w: package power while experts were computed; None where the system does not tell.
+    """
+
+    without: Measured
+    layers: int
+    asked: Measured
+    answered: Measured
     compute: tuple[tuple[int, Measured], ...]
-    page_cache_s: Measured
-    ssd_s: Measured
+    page_cache: Measured
+    ssd: Measured
     readers: int
+    missed: Measured | None
+    misses: int
+    power_w: float | None = None
 
 
 def measure_local(
-    checkpoint: Checkpoint, store: ExpertStore, model: HostModel, dtype: str, report: Callable[[str], None]
+    checkpoint: Checkpoint,
+    store: ExpertStore,
+    readers: ReaderPool,
+    steps: DecodeSteps,
+    scratch: ExpertLayer,
+    dtype: str,
+    report: Callable[[str], None],
 ) -> LocalFigures:
-    """Measure node 0. Leaves the model unbound."""
+    """Measure node 0.
+
+    Args:
+        scratch: of `scratch_layer`, the table of every layer of `steps`.
+    """
     shape = checkpoint.shape
-    layers = len(shape.layers)
     report("calibrating: experts")
-    scratch = _scratch(checkpoint, store, dtype)
     compute = tuple(_experts(scratch, shape.top_k, shape.hidden_size, dtype))
+    folding = Folding(Dispatcher({spec.index: scratch for spec in shape.layers}, [], shape.hidden_size, dtype), scratch)
+    power_w = package_power_w(lambda: steps.step(folding))
     report("calibrating: attention and synchronisation")
-    tables = {spec.index: scratch for spec in shape.layers}
-    dispatcher = Dispatcher(tables, [], shape.hidden_size, dtype)
-    folding = _Folding(dispatcher, scratch)
-    scratch.whole = False
-    # Rounds, and the quietest of each: for seconds on end something else may take half of this machine.
-    looks: dict[str, list[Measured]] = {"without": [], "asked": [], "answered": []}
-    for _ in range(ROUNDS):
-        model.unbind()
-        looks["without"].append(_step(model))
-        model.bind(tables, folding)
-        for name, folding.ask in (("asked", True), ("answered", False)):
-            looks[name].append(_step(model))
-    without, asked, answered = (min(found, key=lambda m: m.median_s) for found in looks.values())
-    model.unbind()
+
+    def look(*, ask: bool) -> Measured:
+        folding.ask = ask
+        return steps.step(folding)
+
+    seen = quiet_rounds(
+        {"without": lambda: steps.step(None), "asked": lambda: look(ask=True), "answered": lambda: look(ask=False)}
+    )
     report("calibrating: disk")
-    cached, cold, readers = _reads(checkpoint, store, scratch)
+    cached, cold, helping = _reads(checkpoint, store, scratch)
+    missing = _missing(checkpoint, store, readers, dtype)
     return LocalFigures(
-        attention_s=Measured(without.median_s / layers, without.spread, without.samples),
-        sync_s=max(0.0, (asked.median_s - answered.median_s) / layers),
-        whole_layer_s=max(0.0, (answered.median_s - without.median_s) / layers),
+        without=seen["without"],
+        layers=steps.layers,
+        asked=seen["asked"],
+        answered=seen["answered"],
         compute=compute,
-        page_cache_s=cached,
-        ssd_s=cold,
-        readers=readers,
+        page_cache=cached,
+        ssd=cold,
+        readers=helping,
+        missed=None if missing is None else quiet_rounds({"missed": lambda: steps.step(missing)})["missed"],
+        misses=0 if missing is None else missing.misses,
+        power_w=power_w,
     )
 
 
-class _Folding:
-    """Executes every layer on the scratch table: expert e stands for e modulo its slots."""
+class Folding:
+    """Executes every layer on the scratch table: expert e stands for e modulo its slots.
 
-    def __init__(self, dispatcher: Dispatcher, scratch: ExpertLayer) -> None:
+    Args:
+        layer: the scratch table's own, where the dispatcher knows no other.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, scratch: ExpertLayer, layer: int | None = None) -> None:
         self.ask = True
-        self._dispatcher = dispatcher
-        self._scratch = scratch
+        self._dispatcher, self._scratch, self._layer = dispatcher, scratch, layer
 
     def execute(self, layer: int, x: mx.array, indices: mx.array) -> mx.array:
+        """x: [..., D], indices: [..., K] -> [..., K, D]."""
         folded = indices % self._scratch.buffers.capacity
         if self.ask:
-            return self._dispatcher.execute(layer, x, folded)
+            return self._dispatcher.execute(layer if self._layer is None else self._layer, x, folded)
         return apply_rows(self._scratch.buffers, x, folded)
 
     def executed_at_home(self, pairs: int) -> None:
         self._dispatcher.executed_at_home(pairs)
 
 
-def _scratch(checkpoint: Checkpoint, store: ExpertStore, dtype: str) -> ExpertLayer:
-    """A table of the first MoE layer with as many of its experts as SCRATCH_BYTES hold, at least top-k."""
+class Missing:
+    """Executes every layer on a table in which some of a row's experts are never found: two sets take turns."""
+
+    def __init__(self, dispatcher: Dispatcher, layer: int, stay: range, turns: tuple[range, range]) -> None:
+        self.misses = len(turns[0])
+        self._dispatcher, self._layer = dispatcher, layer
+        self._chosen = [mx.array(np.array([*stay, *turn], np.uint32)) for turn in turns]
+        self._turn = 0
+
+    def execute(self, layer: int, x: mx.array, indices: mx.array) -> mx.array:  # noqa: ARG002
+        """x: [..., D], indices: [..., K] -> [..., K, D]."""
+        self._turn ^= 1
+        return self._dispatcher.execute(self._layer, x, indices * 0 + self._chosen[self._turn])
+
+    def executed_at_home(self, pairs: int) -> None:
+        self._dispatcher.executed_at_home(pairs)
+
+
+def _missing(checkpoint: Checkpoint, store: ExpertStore, readers: ReaderPool, dtype: str) -> Missing | None:
+    """Half of a row's experts missing in each layer, read by the readers that decoding uses; None with too few."""
+    shape = checkpoint.shape
+    spec, misses = shape.layers[0], max(1, shape.top_k // 2)
+    stay = range(shape.top_k - misses)
+    first = range(len(stay), len(stay) + misses)
+    second = range(first.stop, first.stop + misses)
+    if second.stop > shape.num_experts:
+        return None
+    buffers = LayerBuffers(spec, shape.top_k, dtype)
+    table = ExpertLayer(buffers, store.read_expert, readers=readers, fill_many=store.read_experts)
+    return Missing(Dispatcher({spec.index: table}, [], shape.hidden_size, dtype), spec.index, stay, (first, second))
+
+
+def scratch_layer(checkpoint: Checkpoint, store: ExpertStore, dtype: str) -> ExpertLayer:
+    """A table of the first MoE layer with as many of its experts as SCRATCH_BYTES hold, at least top-k.
+
+    It is never taken for whole: every layer that uses it asks.
+    """
     shape = checkpoint.shape
     spec = shape.layers[0]
     one = LayerBuffers(spec, 1, dtype).nbytes
     slots = max(shape.top_k, min(shape.num_experts, SCRATCH_BYTES // one))
     layer = ExpertLayer(LayerBuffers(spec, slots, dtype), store.read_expert)
     layer.pin(range(slots))
+    layer.whole = False
     return layer
 
 
@@ -139,17 +205,6 @@ def _experts(scratch: ExpertLayer, top_k: int, hidden: int, dtype: str) -> list[
     return found
 
 
-def _step(model: HostModel) -> Measured:
-    """One greedy decode step after a short prompt."""
-    cache = make_prompt_cache(model.module)
-    mx.eval(model(mx.array([[1, 2, 3, 4, 5, 6, 7, 8]]), cache=cache))
-
-    def work() -> None:
-        mx.eval(mx.argmax(model(mx.array([[9]]), cache=cache)[:, -1, :], axis=-1))
-
-    return measure(work, samples=25, budget_s=0.5)
-
-
 def _reads(checkpoint: Checkpoint, store: ExpertStore, scratch: ExpertLayer) -> tuple[Measured, Measured, int]:
     """Seconds an expert out of the page cache and cold, and how many readers still help."""
     shape = checkpoint.shape
@@ -168,10 +223,12 @@ def _reads(checkpoint: Checkpoint, store: ExpertStore, scratch: ExpertLayer) -> 
     cached = measure(lambda: read(next(turn) % slots, cold=False))
     cold = measure(lambda: read(next(turn) % slots, cold=True), samples=9)
     best, best_s = 1, float("inf")
+    if shape.layers[0].expert_bytes < PARALLEL_READ_BYTES:
+        return cached, cold, best  # decoding reads such small ones one after another
     for width in READERS:
-        with ThreadPoolExecutor(width) as pool:
-            took = measure(lambda pool=pool: list(pool.map(lambda e: read(e, cold=True), range(slots))), samples=5)
-        if took.median_s < 0.9 * best_s:
+        with every_core(), ThreadPoolExecutor(width) as pool:
+            took = measure(lambda pool=pool: list(pool.map(lambda e: read(e, cold=True), range(slots))), samples=9)
+        if took.median_s < READER_HELPS * best_s:
             best, best_s = width, took.median_s
     return cached, cold, best
 

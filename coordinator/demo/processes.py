@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from titan.common.errors import WorkerUnreachable
+from titan.common.platform import every_core
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -54,9 +55,10 @@ class WorkerProcess:
         command += ["--memory", str(memory), "--log-format", "json", "--with-parent", *arguments]
         if model is not None:
             command += ["--model", str(model)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
+        with every_core():
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
         self._reader = threading.Thread(target=self._read_log, name=f"log-{name}", daemon=True)
         self._reader.start()
 

@@ -18,7 +18,7 @@ from titan.common.errors import CheckpointContradiction
 from titan.common.experts import ExpertLayer
 from titan.common.registry import Checkpoint, ModelShape
 from titan.common.registry.families import FAMILIES
-from titan.common.slots import make_policy
+from titan.common.slots import make_policies
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import ExpertStore, ReaderPool
 from titan.common.stream import LayerStream
@@ -118,11 +118,12 @@ def build_local_layers(
     """Node 0's slot tables with its pinned experts read in, by the model's layer number."""
     shape = checkpoint.shape
     layers: dict[int, ExpertLayer] = {}
+    policies = make_policies(policy, shape.num_experts, len(shape.layers))
     for position, spec in enumerate(shape.layers):
         layers[spec.index] = layer = ExpertLayer(
             LayerBuffers(spec, plan.slots[0][position], dtype),
             store.read_expert,
-            make_policy(policy, shape.num_experts),
+            policies[position],
             readers,
             fill_many=store.read_experts,
         )
@@ -143,9 +144,8 @@ def pin_local(layer: ExpertLayer, plan: Plan, position: int, old: ExpertLayer | 
 
 
 def loose_experts(layer: ExpertLayer, plan: Plan, position: int) -> list[int]:
-    """Experts of a layer that no node holds, so that node 0's cache slots are for them: the most used first."""
-    loose = (e for e, holders in enumerate(plan.residency[position]) if not holders)
-    return sorted(loose, key=lambda e: -layer.table.uses[e])
+    """Experts of a layer that node 0's cache slots are for, as no node holds them: the most used first."""
+    return sorted(plan.served_by(0)[position], key=lambda e: -layer.table.uses[e])
 
 
 def build_stream(

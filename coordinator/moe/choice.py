@@ -38,16 +38,16 @@ def choose_owners(
     """
     if costs is not None:
         by_node = dict(ready)
-        held = [(node, state.held[layer]) for node, state in ready]
-        return {e: by_node[node] for e, node in choose_nodes(experts, held, here, costs).items()}
+        held = [(node, state.held.get(layer, ())) for node, state in ready]
+        served = [(node, r.served[layer], r.times.served_s) for node, r in ready if layer in r.served]
+        return {e: by_node[node] for e, node in choose_nodes(experts, held, here, costs, served).items()}
     owners = {}
     for expert in set(experts.reshape(-1).tolist()):
         if expert in here:
             continue
-        for _, state in ready:
-            if expert in state.held[layer]:
-                owners[expert] = state
-                break
+        holders = [state for _, state in ready if expert in state.held.get(layer, ())]
+        if found := holders or [state for _, state in ready if expert in state.served.get(layer, ())]:
+            owners[expert] = found[0]
     return owners
 
 
@@ -56,6 +56,7 @@ def choose_nodes(
     holders: Sequence[tuple[int, Container[int]]],
     here: Container[int],
     costs: Costs,
+    served: Sequence[tuple[int, Container[int], float | None]] = (),
 ) -> Mapping[int, int]:
     """Expert -> node for the distinct experts that are to be executed by a worker; the others run at home.
 
@@ -64,21 +65,31 @@ def choose_nodes(
         holders: (node, experts it holds in this layer) of the workers that are ready; node 0 is this machine.
         here: experts in a slot of this machine.
         costs: of all nodes of the plan.
+        served: (node, experts it reads from its own disk when nobody holds them, seconds such an expert adds there);
+            the seconds are its lambda in (5), None while it is not known: then this machine's is taken.
     """
     distinct, rows = np.unique(experts, return_counts=True)
     selected = distinct.tolist()
     at = {e: [node for node, held in holders if e in held] for e in selected}
+    queue_s = [0.0] * len(costs.pair_s) if served else None
+    for node, experts_there, seconds in served:
+        for e in selected:
+            if not at[e] and e not in here and e in experts_there:
+                at[e].append(node)
+                assert queue_s is not None
+                queue_s[node] += costs.ssd_s if seconds is None else seconds
     if experts.shape[0] > MAX_ROWS:
         return {e: nodes[0] for e, nodes in at.items() if nodes and e not in here}
     evict_s = EVICTED_AGAIN * costs.ssd_s
     if experts.shape[0] == 1:
-        choice = choose(selected, at, costs, local_resident=here, evict_s=evict_s)  # type: ignore[arg-type]
+        choice = choose(selected, at, costs, queue_s=queue_s, local_resident=here, evict_s=evict_s)  # type: ignore[arg-type]
     else:
         choice = choose_rows(
             selected,
             rows.tolist(),
             at,  # type: ignore[arg-type]
             costs,
+            queue_s=queue_s,
             local_resident=here,
             evict_s=evict_s,
         )

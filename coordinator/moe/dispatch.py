@@ -17,6 +17,7 @@ from titan.common.experts import ExpertLayer
 from titan.common.prefetch.prefetcher import Prefetcher
 from titan.coordinator.moe.account import Executed
 from titan.coordinator.moe.choice import Owners, choose_owners
+from titan.coordinator.moe.routing_counts import RoutingCounts
 from titan.coordinator.moe.split import Site, SplitLayer, count_local
 from titan.coordinator.moe.workers import Worker
 from titan.coordinator.remote.exchange import Exchange, Failed
@@ -36,6 +37,7 @@ class Dispatcher:
         costs: measured figures of this node and the workers, in that order; with them the cheapest executor is chosen,
             without them whoever holds an expert.
         verify: share of the answers that are computed here again and compared.
+        hedging: execute here, too, what a worker is unusually late with; a measurement wants the worker's own time.
     """
 
     def __init__(
@@ -47,15 +49,17 @@ class Dispatcher:
         exchange: Exchange | None = None,
         costs: Costs | None = None,
         verify: float = 0.0,
+        hedging: bool = True,
     ) -> None:
         self.exchange = exchange or Exchange()
         self.costs = costs
         self.executed = Executed()
         self.prefetcher: Prefetcher | None = None
+        self.routing: RoutingCounts | None = None
         self._layers = layers
         self._workers = workers
         itemsize = COMPUTE_DTYPES[dtype][0].itemsize
-        self._site = Site(self.exchange, self.executed, hidden_size, itemsize, dtype, verify)
+        self._site = Site(self.exchange, self.executed, hidden_size, itemsize, dtype, verify, hedging)
 
     def execute(self, layer: int, x: mx.array, indices: mx.array) -> mx.array:
         """x: [..., D], indices: [..., K] -> [..., K, D]."""
@@ -65,6 +69,8 @@ class Dispatcher:
         prefetcher = self.prefetcher
         self._synchronise(x2, index2, () if prefetcher is None else prefetcher.lookout(layer, x2))
         experts = np.array(index2)
+        if self.routing is not None:
+            self.routing.saw(layer, experts)
         if self.exchange.overdue:
             self._set_aside(self.exchange.settle_overdue())
         owners = self._owners(layer, local, experts)
@@ -99,7 +105,7 @@ class Dispatcher:
         self, layer: int, local: ExpertLayer, experts: np.ndarray, without: Collection[Transport] = ()
     ) -> Owners:
         """Who executes those experts [N, K] that are not to be executed here; nobody of `without`."""
-        ready = [(node, r) for node, w in enumerate(self._workers, 1) if (r := w.ready) is not None and layer in r.held]
+        ready = [(node, r) for node, w in enumerate(self._workers, 1) if (r := w.ready) is not None and r.has(layer)]
         if self.exchange.overdue:  # one that owes an answer gets no further call
             ready = [(node, r) for node, r in ready if not self.exchange.owes(r.transport)]
         if without:

@@ -49,6 +49,7 @@ class Site:
     itemsize: int
     dtype: str
     verify: float = 0.0
+    hedging: bool = True
     draw: Callable[[], float] = field(default=random.random)
 
 
@@ -129,7 +130,7 @@ class SplitLayer:
             site.executed.retried += positions.size
         else:
             self._until = max(self._until, now + times.ceiling_s(positions.size))
-            if len(slices) == 1:
+            if site.hedging and len(slices) == 1:
                 local_s = _local_s(self._local, self._flat[positions])
                 hedge_s = times.hedge_s(positions.size, local_s, deadline_s)
         for part in slices:
@@ -155,6 +156,7 @@ class SplitLayer:
         if self._site.verify and self._site.draw() < self._site.verify:
             executed.verified += 1
             self._verify(outstanding, result)
+        outstanding.times.record_load(self._layer, outstanding.call.pair_experts, result.load_us / 1e6)
         self._outputs.add_answer(positions, result.outputs)
         executed.remote[outstanding.worker] = executed.remote.get(outstanding.worker, 0) + positions.size
 

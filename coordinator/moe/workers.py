@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from titan.common.errors import ClusterError
@@ -26,8 +26,12 @@ class Worker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadyWorker:
-    """A live session: what it holds (layer -> experts), and how long its answers take."""
+    """A live session: what it holds (layer -> experts), how long its answers take, what it reads when it is asked."""
 
     transport: Transport
     held: Mapping[int, frozenset[int]]
     times: ReplyTimes
+    served: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    def has(self, layer: int) -> bool:
+        return layer in self.held or layer in self.served

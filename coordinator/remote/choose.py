@@ -12,9 +12,9 @@ from titan.common.errors import ClusterError
 from titan.common.log import get_logger
 from titan.common.registry.shape import ModelShape
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
-from titan.coordinator.remote.connect import Residency
 from titan.coordinator.remote.exchange import Exchange, Outstanding
 from titan.coordinator.remote.reply_times import ReplyTimes
+from titan.coordinator.remote.share import Share
 from titan.coordinator.remote.transport import Transport
 
 log = get_logger("coordinator.workers")
@@ -74,9 +74,9 @@ def round_trip_s(transport: Transport, call: ExecuteCall, repeats: int = REPEATS
     return statistics.median(times[WARM_UP:])
 
 
-def probing_call(shape: ModelShape, dtype: str, residency: Residency, deadline_s: float) -> ExecuteCall:
-    """One row of zeros through top-k experts of the first layer that the worker holds."""
-    layer, experts = next((layer, experts) for layer, experts in residency.items() if experts)
+def probing_call(shape: ModelShape, dtype: str, share: Share, deadline_s: float) -> ExecuteCall:
+    """One row of zeros through top-k experts of the first layer that the worker has experts of."""
+    layer, experts = share.example
     return ExecuteCall(
         request_id=0,
         layer=layer,

@@ -32,10 +32,12 @@ from titan.common.store import ExpertStore
 from titan.common.units import format_seconds
 from titan.common.versions import MLX_VERSION, SOFTWARE_VERSION
 from titan.common.wire.messages import MAX_MESSAGE_BYTES, PART_BYTES, PROTOCOL_VERSION
+from titan.coordinator.remote.share import Share
 from titan.proto.titan.v1 import worker_pb2 as pb
 from titan.proto.titan.v1.worker_pb2_grpc import WorkerStub
 
-Residency = Mapping[int, Sequence[int]]  # layer -> experts
+POWER_S = 10.0  # measuring power takes about one second, and up to five where a tool is asked
+MAX_POWER_W = 1e5
 
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -175,27 +177,28 @@ def _check_hello(worker: Worker, reply: pb.HelloReply) -> None:
 
 def install(
     connection: Connection,
-    residency: Residency,
+    share: Share,
     store: ExpertStore,
     idle_timeout_s: float,
     on_progress: Callable[[Progress], None],
     stopped: Callable[[], bool],
 ) -> None:
-    """Have a worker hold exactly `residency`; pushes the experts that it asks for.
+    """Have a worker hold and serve exactly `share`; pushes the experts that it asks for.
 
     Raises:
         WorkerTimeout: no progress for `idle_timeout_s`.
-        WorkerBadReply: its slot tables do not map what it was given.
+        WorkerBadReply: its slot tables do not map what it was given, or it does not serve what it is to serve.
         WorkerLost, WorkerRefused, MemoryBudgetError: as the worker says.
     """
     name = connection.worker.name
     held: dict[int, frozenset[int]] = {}
-    needed: Queue[list[tuple[int, int]] | None] = Queue(1)
-    stream = connection.stub.Assign(_assign_messages(connection, residency, store, needed))
+    served: dict[int, frozenset[int]] = {}
+    needed: Queue[list[tuple[int, int]] | None] = Queue()
+    stream = connection.stub.Assign(_assign_messages(connection, share, store, needed))
     messages: Queue[pb.AssignProgress | grpc.RpcError | None] = Queue()
     reader = Thread(target=_drain_stream, args=(stream, messages), name=f"titan-assign-{name}", daemon=True)
     reader.start()
-    installed = first = False
+    installed = False
     waited_since = time.monotonic()
     try:
         while True:
@@ -217,55 +220,57 @@ def install(
                 raise from_rpc_error(message, name, "Assign")
             if message is None:
                 break
-            if not first:
-                first = True
+            if message.needed:
                 needed.put([(entry.layer, e) for entry in message.needed for e in entry.experts])
             on_progress(Progress(message.experts_done, message.experts_total, message.bytes_done, message.bytes_total))
             if message.installed:
                 installed = True
+                needed.put(None)
                 held = {entry.layer: frozenset(entry.experts) for entry in message.held}
+                served = {entry.layer: frozenset(entry.experts) for entry in message.serves}
         if not installed:
             raise WorkerBadReply(f"worker {name} ended Assign before everything was installed")
-        _check_held(name, residency, held)
+        _check_held(name, share.pinned, held, "its slot table lacks")
+        _check_held(name, {i: cache.experts for i, cache in share.caches.items()}, served, "it does not serve")
     finally:
         stream.cancel()
-        if needed.empty():
-            needed.put(None)
+        needed.put(None)
         reader.join(timeout=5)
 
 
-def _check_held(name: str, residency: Residency, held: Mapping[int, frozenset[int]]) -> None:
-    """What the worker's slot tables map must be what it was given."""
-    for layer, experts in residency.items():
+def _check_held(name: str, wanted: Mapping[int, Sequence[int]], held: Mapping[int, frozenset[int]], words: str) -> None:
+    """What the worker says it has must be what it was given."""
+    for layer, experts in wanted.items():
         absent = set(experts) - held.get(layer, frozenset())
         if absent:
             raise WorkerBadReply(
-                f"worker {name} says it installed layer {layer}, but its slot table lacks experts {sorted(absent)[:8]}"
+                f"worker {name} says it installed layer {layer}, but {words} experts {sorted(absent)[:8]}"
             )
 
 
 def _assign_messages(
     connection: Connection,
-    residency: Residency,
+    share: Share,
     store: ExpertStore,
     needed: Queue[list[tuple[int, int]] | None],
 ) -> Iterator[pb.AssignRequest]:
     yield pb.AssignRequest(
         assignment=pb.Assignment(
             session=connection.hello.session,
-            residency=[pb.LayerExperts(layer=layer, experts=experts) for layer, experts in residency.items()],
+            residency=[pb.LayerExperts(layer=layer, experts=experts) for layer, experts in share.pinned.items()],
+            caches=[pb.LayerCache(layer=i, slots=c.slots, experts=c.experts) for i, c in share.caches.items()],
         )
     )
-    asked = {(layer, e) for layer, experts in residency.items() for e in experts}
-    for layer, expert in needed.get() or ():
-        if (layer, expert) not in asked:
-            return  # not ours to give; the worker's Assign then fails by itself
-        data = store.read_bytes(layer, expert)
-        for offset in range(0, len(data), PART_BYTES):
-            part = pb.ExpertPart(
-                layer=layer, expert=expert, offset=offset, data=bytes(data[offset : offset + PART_BYTES])
-            )
-            yield pb.AssignRequest(part=part)
+    asked = {(layer, e) for layer, experts in share.pinned.items() for e in experts}
+    for batch in iter(needed.get, None):
+        for layer, expert in batch:
+            if (layer, expert) not in asked:
+                return  # not ours to give, or given before; the worker's Assign then fails by itself
+            asked.remove((layer, expert))
+            data = store.read_bytes(layer, expert)
+            for offset in range(0, len(data), PART_BYTES):
+                piece = bytes(data[offset : offset + PART_BYTES])
+                yield pb.AssignRequest(part=pb.ExpertPart(layer=layer, expert=expert, offset=offset, data=piece))
 
 
 def _drain_stream(stream: Iterator[pb.AssignProgress], messages: Queue) -> None:
@@ -291,6 +296,19 @@ def probe_pair_s(connection: Connection, layer: int, top_k: int, timeout_s: floa
     return times[len(times) // 2] / 1e6 / top_k
 
 
+def probe_power_w(connection: Connection, layer: int, top_k: int, timeout_s: float) -> float | None:
+    """Package power of this worker while it computes (P_n), in watts; None where its system does not tell."""
+    request = pb.ProbeRequest(
+        session=connection.hello.session, layer=layer, rows=1, pairs_a_row=top_k, repeats=1, power=True
+    )
+    try:
+        reply = connection.stub.Probe(request, timeout=timeout_s + POWER_S)
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, connection.worker.name, "Probe") from error
+    known = reply.HasField("power_w") and 0 <= reply.power_w <= MAX_POWER_W  # not NaN either
+    return reply.power_w if known else None
+
+
 def from_rpc_error(error: grpc.RpcError, worker: str, call: str) -> TitanError:
     """The named error behind a gRPC failure; the worker's own sentence where it sent one."""
     if not isinstance(error, grpc.Call):
@@ -311,4 +329,12 @@ def from_rpc_error(error: grpc.RpcError, worker: str, call: str) -> TitanError:
     return WorkerLost(f"{call} to worker {worker} failed ({name}: {detail})")
 
 
-__all__ = ["Connection", "Progress", "Residency", "from_rpc_error", "greet", "install", "probe_pair_s"]
+__all__ = [
+    "Connection",
+    "Progress",
+    "from_rpc_error",
+    "greet",
+    "install",
+    "probe_pair_s",
+    "probe_power_w",
+]

@@ -12,13 +12,15 @@ from queue import SimpleQueue
 import grpc
 
 from titan.common.errors import ClusterError, WorkerBadReply, WorkerLost
-from titan.common.wire.codec import decode_result, encode_call
-from titan.common.wire.messages import ExecuteCall, ExecuteResult
+from titan.common.wire.codec import decode_result, encode_call, encode_hint
+from titan.common.wire.messages import ExecuteCall, ExecuteResult, Hint
 from titan.coordinator.remote.transport import Arrival
 from titan.proto.titan.v1 import worker_pb2 as pb
 from titan.proto.titan.v1.worker_pb2_grpc import WorkerStub
 
 CLOSE_TIMEOUT_S = 5.0
+HINT_TIMEOUT_S = 1.0
+MAX_HINTS = 4  # under way at a time
 
 
 class GrpcTransport:
@@ -45,6 +47,7 @@ class GrpcTransport:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._outgoing: SimpleQueue[pb.ExecuteRequest | None] = SimpleQueue()
+        self._stub, self._hints = stub, []
         self._stream = stub.Execute(iter(self._outgoing.get, None))
         self._reader = threading.Thread(target=self._read, name=f"titan-replies-{worker}", daemon=True)
         self._reader.start()
@@ -58,6 +61,16 @@ class GrpcTransport:
         self._outgoing.put(encode_call(call, self._session))
         self.outstanding += 1
         self.records += 1 + (call.activations.nbytes >> 14)
+
+    def hint(self, hint: Hint) -> bool:
+        self._hints = [sent for sent in self._hints if not sent.done()]
+        if self._end is not None or len(self._hints) >= MAX_HINTS:
+            return False
+        try:
+            self._hints.append(self._stub.Prefetch.future(encode_hint(hint, self._session), timeout=HINT_TIMEOUT_S))
+        except ValueError:  # the channel has been closed: the next call says so
+            return False
+        return True
 
     def flush(self) -> None:
         """Nothing waits here: gRPC's own threads send."""
@@ -86,6 +99,8 @@ class GrpcTransport:
         self._end = self._end or WorkerLost(f"the session with worker {self.worker} was closed")
         self._outgoing.put(None)
         self._stream.cancel()
+        for sent in self._hints:
+            sent.cancel()
         self._reader.join(CLOSE_TIMEOUT_S)
         self._wake_in.close()
         self._wake_out.close()

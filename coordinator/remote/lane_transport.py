@@ -12,7 +12,7 @@ from titan.common.security.tls import explain_tls_failure
 from titan.common.wire import frames
 from titan.common.wire.frames import TO_COORDINATOR, Kind
 from titan.common.wire.lane import Frame, LaneSocket, connect
-from titan.common.wire.messages import ExecuteCall, ExecuteResult
+from titan.common.wire.messages import ExecuteCall, ExecuteResult, Hint
 from titan.coordinator.remote.transport import Arrival
 from titan.proto.titan.v1 import worker_pb2 as pb
 
@@ -48,6 +48,15 @@ class LaneTransport:
             self.outstanding += 1
         except WorkerLost as error:
             raise self._lost(error) from error
+
+    def hint(self, hint: Hint) -> bool:
+        if self.unsent:
+            return False
+        try:
+            self._lane.send(frames.encode_hint(hint, self._epoch))
+        except WorkerLost:
+            return False  # the next call says so
+        return True
 
     def flush(self) -> None:
         try:

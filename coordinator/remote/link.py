@@ -24,11 +24,20 @@ from titan.coordinator.certificates import Certificates
 from titan.coordinator.moe.workers import ReadyWorker
 from titan.coordinator.remote.breaker import Breaker
 from titan.coordinator.remote.choose import faster, probing_call
-from titan.coordinator.remote.connect import Connection, Progress, from_rpc_error, greet, install, probe_pair_s
+from titan.coordinator.remote.connect import (
+    Connection,
+    Progress,
+    from_rpc_error,
+    greet,
+    install,
+    probe_pair_s,
+    probe_power_w,
+)
 from titan.coordinator.remote.grpc_transport import GrpcTransport
 from titan.coordinator.remote.lane_transport import open_lane
 from titan.coordinator.remote.renew import due, reopen, retire
 from titan.coordinator.remote.reply_times import ReplyTimes
+from titan.coordinator.remote.share import Cache, Share
 from titan.coordinator.remote.transport import Transport
 from titan.proto.titan.v1 import worker_pb2 as pb
 
@@ -73,12 +82,16 @@ class WorkerLink:
         self.name = worker.name
         self.ready: ReadyWorker | None = None
         self.memory_budget_bytes: int | None = None
+        self.has_checkpoint: bool | None = None
+        self.last_status: pb.StatusReply | None = None
+        self.power_w: float | None = None
         self.times_set_aside = 0
         self._worker, self._certificates, self._timeouts = worker, certificates, timeouts
         self._shape, self._dtype, self._instance_id = shape, dtype, instance_id
         self._store, self._mode = store, transport
-        self._residency: Mapping[int, tuple[int, ...]] | None = None
-        self._installed: Mapping[int, tuple[int, ...]] | None = None
+        self._reconnect = self._power_asked = False
+        self._share: Share | None = None
+        self._installed: Share | None = None
         self._status = LinkStatus(worker.name, "connecting")
         self._changed = threading.Condition()
         self.breaker = Breaker(timeouts.readmit, timeouts.readmit_max)
@@ -96,14 +109,41 @@ class WorkerLink:
     def status(self) -> LinkStatus:
         return self._status
 
-    def assign(self, residency: Mapping[int, tuple[int, ...]]) -> None:
-        """What the worker is to hold from now on; installed as soon as it is connected.
+    @property
+    def fetch_s(self) -> float | None:
+        """Mean seconds that a request waited for one of its reads, as the worker last said (its lambda)."""
+        cache = self.last_status.cache if self.last_status is not None else None
+        demanded = cache.loads - cache.prefetched if cache is not None else 0
+        return cache.stall_s / demanded if cache is not None and demanded > 0 else None
+
+    def assign(self, pinned: Mapping[int, tuple[int, ...]], caches: Mapping[int, Cache] | None = None) -> None:
+        """What the worker is to hold, and to read when asked, from now on; installed as soon as it is connected.
 
         A worker in use exchanges its experts while it executes: what it is to give up is not asked of it any more,
         what it gets is asked when it is there.
         """
         with self._changed:
-            self._residency = {layer: tuple(experts) for layer, experts in residency.items() if experts}
+            held = {layer: tuple(experts) for layer, experts in pinned.items() if experts}
+            self._share = Share(held, dict(caches or {}))
+            self._changed.notify_all()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """In the order in which they are tried."""
+        return tuple(self._worker.addresses)
+
+    def prefer(self, address: str) -> None:
+        """Try this address first from now on; the others stay to fall back on.
+
+        A session over another one is given up and opened anew. Not while layers are being executed.
+        """
+        with self._changed:
+            others = [other for other in self._worker.addresses if other != address]
+            self._worker = self._worker.model_copy(update={"addresses": (address, *others)})
+            if self._status.state in ("greeted", "installing", "ready") and self._status.address != address:
+                self._reconnect = True
+                self.ready = None
+                self._status = LinkStatus(self.name, "connecting")
             self._changed.notify_all()
 
     @property
@@ -111,7 +151,7 @@ class WorkerLink:
         """It holds what was assigned last, or is not there to be waited for."""
         with self._changed:
             state = self._status.state
-            return state in ("away", "closed") or (state == "ready" and self._installed is self._residency)
+            return state in ("away", "closed") or (state == "ready" and self._installed is self._share)
 
     def wait(self, states: tuple[str, ...], deadline: float) -> bool:
         """Wait until the state is one of `states` or `deadline` (time.monotonic) has come."""
@@ -169,6 +209,7 @@ class WorkerLink:
 
     def _serve_once(self) -> None:
         """Connect, install, serve until the session is lost. Returns or raises a TitanError."""
+        self._reconnect = False
         self._set_status("connecting")
         self._certificates.look_at_own()
         connection = greet(
@@ -184,23 +225,27 @@ class WorkerLink:
             if self._mode != "grpc":
                 transports += self._open_lane(connection)
             self.memory_budget_bytes = self._offered_bytes(connection)
+            self.has_checkpoint = connection.hello.has_checkpoint
             self._set_status("greeted", address=connection.address, epoch=connection.hello.session.epoch)
             with self._changed:
-                self._changed.wait_for(lambda: self._stop or self._residency is not None)
-                residency = self._residency
-            if self._stop or residency is None:
+                self._changed.wait_for(lambda: self._stop or self._reconnect or self._share is not None)
+                share = self._share
+            if self._stop or self._reconnect or share is None:
                 return
-            self._take(connection, residency)
-            if not residency:
-                self._installed = residency
+            self._take(connection, share)
+            if not share:
+                self._installed = share
                 self._set_status("ready", reason="the plan gives it nothing", address=connection.address)
             else:
-                pair_s = probe_pair_s(connection, next(iter(residency)), self._shape.top_k, self._timeouts.probe)
+                probed = (connection, share.example[0], self._shape.top_k, self._timeouts.probe)
+                pair_s = probe_pair_s(*probed)
+                if not self._power_asked:
+                    self._power_asked, self.power_w = True, probe_power_w(*probed)
                 if not transports or self._mode == "auto":
                     transports.append(GrpcTransport(connection.stub, connection.hello.session, self.name, self._dtype))
-                call = probing_call(self._shape, self._dtype, residency, self._timeouts.probe)
+                call = probing_call(self._shape, self._dtype, share, self._timeouts.probe)
                 transport = faster(transports, call)
-                self._use(connection, residency, transport, ReplyTimes(self._timeouts.execute, pair_s))
+                self._use(connection, share, transport, ReplyTimes(self._timeouts.execute, pair_s, share.served))
             self.breaker.close()
             self._served_since = time.monotonic()
             while (fresh := self._wait_until_due(connection)) is not None:
@@ -215,16 +260,16 @@ class WorkerLink:
                 transport.close()
             connection.close()
 
-    def _take(self, connection: Connection, residency: Mapping[int, tuple[int, ...]]) -> None:
-        """Have the worker hold `residency`."""
+    def _take(self, connection: Connection, share: Share) -> None:
+        """Have the worker hold and serve `share`."""
         started = time.monotonic()
         self._set_status("installing", address=connection.address, epoch=connection.hello.session.epoch)
-        install(connection, residency, self._store, self._timeouts.assign_idle, self._set_progress, lambda: self._stop)
+        install(connection, share, self._store, self._timeouts.assign_idle, self._set_progress, lambda: self._stop)
         progress = self._status.progress
         log.info(
             "experts installed",
             worker=self.name,
-            experts=sum(len(e) for e in residency.values()),
+            experts=sum(len(e) for e in share.pinned.values()),
             received=format_bytes(progress.bytes_total if progress else 0),
             took=format_seconds(time.monotonic() - started),
         )
@@ -232,16 +277,15 @@ class WorkerLink:
     def _use(
         self,
         connection: Connection,
-        residency: Mapping[int, tuple[int, ...]],
+        share: Share,
         transport: Transport,
         times: ReplyTimes,
     ) -> None:
-        """The worker holds `residency`: let dispatch use it."""
-        held = {layer: frozenset(experts) for layer, experts in residency.items()}
+        """The worker holds `share`: let dispatch use it."""
         with self._changed:
             self._lost = None
-            self._installed = residency
-            self.ready = ReadyWorker(transport, held, times)
+            self._installed = share
+            self.ready = ReadyWorker(transport, share.held, times, share.served)
         self._set_status("ready", address=connection.address, epoch=connection.hello.session.epoch)
         log.info(
             "worker ready",
@@ -255,17 +299,20 @@ class WorkerLink:
     def _exchange_experts(self, connection: Connection) -> None:
         """The plan changed: give up what is not wanted any more, then take what is new, while executing."""
         with self._changed:
-            residency, ready = self._residency, self.ready
-            if residency is None or ready is None:
+            share, old, ready = self._share, self._installed, self.ready
+            if share is None or old is None or ready is None:
                 return
-            kept = {layer: _kept(ready.held.get(layer, frozenset()), new) for layer, new in residency.items()}
+            kept = {layer: _kept(layer, old, share) for layer in share.pinned}
             self.ready = ReadyWorker(ready.transport, kept, ready.times)
             self._changed.wait_for(lambda: self._stop, self._timeouts.execute)  # what was asked before is answered
-        self._take(connection, residency)
+        self._take(connection, share)
         with self._changed:
             lost = self.ready is None
         if not lost:
-            self._use(connection, residency, ready.transport, ready.times)
+            times = (
+                ReplyTimes(self._timeouts.execute, ready.times.pair_s, share.served) if share.caches else ready.times
+            )
+            self._use(connection, share, ready.transport, times)
 
     def _offered_bytes(self, connection: Connection) -> int:
         offered = connection.hello.memory_budget_bytes
@@ -299,15 +346,18 @@ class WorkerLink:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._stop or self._lost is not None or self._residency is not self._installed, HEARTBEAT_S
+                    lambda: (
+                        self._stop or self._reconnect or self._lost is not None or self._share is not self._installed
+                    ),
+                    HEARTBEAT_S,
                 )
                 error, self._lost = self._lost, None
-                moved = self._residency is not self._installed
+                moved = self._share is not self._installed
                 if isinstance(error, WorkerDraining):  # what it was sent before is still answered
                     self._changed.wait_for(lambda: self._stop, self._timeouts.execute)
             if error is not None:
                 raise error
-            if self._stop:
+            if self._stop or self._reconnect:
                 return None
             if moved and self.ready is None:
                 return None  # it held nothing until now: a session of its own begins
@@ -332,7 +382,7 @@ class WorkerLink:
         with self._changed:
             ready = self.ready
             if ready is not None and fresh is not None:
-                self.ready = ReadyWorker(fresh, ready.held, ready.times)
+                self.ready = ReadyWorker(fresh, ready.held, ready.times, ready.served)
         for transport in transports:
             retire(transport, self._timeouts.execute, self._pause_s)
         log.info("connection renewed", worker=self.name, transport=fresh.name if fresh is not None else "-")
@@ -349,6 +399,7 @@ class WorkerLink:
         except grpc.RpcError as error:
             self._lose(from_rpc_error(error, self.name, "Status"))
             return
+        self.last_status = reply
         if reply.state == "draining":
             self._lose(WorkerDraining(f"worker {self.name} is shutting down"))
         try:
@@ -384,9 +435,11 @@ class WorkerLink:
             self._changed.notify_all()
 
 
-def _kept(held: frozenset[int], wanted: tuple[int, ...]) -> frozenset[int]:
+def _kept(layer: int, old: Share, new: Share) -> frozenset[int]:
     """What a layer can be asked for while its experts are exchanged.
 
     Nothing when its size changes: a full worker must drop the old slots before it can have the new ones.
     """
-    return held.intersection(wanted) if len(held) == len(wanted) else frozenset()
+    if old.slots(layer) != new.slots(layer):
+        return frozenset()
+    return frozenset(old.pinned.get(layer, ())).intersection(new.pinned.get(layer, ()))

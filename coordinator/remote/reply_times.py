@@ -6,13 +6,17 @@ slower is how many pairs it carries. Pure arithmetic over what it was told.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 WINDOW = 64  # latest replies of one size that count
 ENOUGH = 16  # fewer say nothing about a tail
 RENEW_EVERY = 8  # replies between two looks at the window
 SPREADS = 8.0  # a deadline lies this many times (p95 - p50) above p95
 FLOOR_SHARE = 0.25  # of timeouts.execute: below it a scheduler's hiccup would cost a session
+LOAD_WEIGHT = 0.05  # of a new sample of reading
 PROBED_FACTOR = 10.0  # until enough is known: timeouts.execute plus so many times what the worker's probe took
 
 
@@ -31,10 +35,16 @@ class ReplyTimes:
     Args:
         execute_s: `timeouts.execute` of hosts.yaml; the deadline of a small call lies between a quarter of it and it.
         pair_s: seconds a (row, expert) pair, as the worker's probe measured (c_n).
+        served: by layer, the experts that the worker reads from its own disk.
+
+    Attributes:
+        served_s: mean seconds that such an expert adds to a reply, found in memory or not; None before the first.
     """
 
-    def __init__(self, execute_s: float, pair_s: float) -> None:
+    def __init__(self, execute_s: float, pair_s: float, served: Mapping[int, frozenset[int]] | None = None) -> None:
         self.pair_s = pair_s
+        self.served_s: float | None = None
+        self._served = served or {}
         self._execute_s = execute_s
         self._windows: dict[int, _Window] = {}
 
@@ -51,6 +61,14 @@ class ReplyTimes:
             window.p50_s = ordered[len(ordered) // 2]
             window.p95_s = ordered[(len(ordered) * 95) // 100]
             window.longest_s = ordered[-1]
+
+    def record_load(self, layer: int, experts: np.ndarray, load_s: float) -> None:
+        """A reply that asked for `experts`, some of them more than once, spent so long on reading."""
+        served = self._served.get(layer)
+        asked = len(served.intersection(experts.tolist())) if served else 0
+        if asked:
+            each = load_s / asked
+            self.served_s = each if self.served_s is None else self.served_s + LOAD_WEIGHT * (each - self.served_s)
 
     def typical(self) -> tuple[int, float] | None:
         """(pairs, median seconds) of the most frequent size of call; None while too little is known.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from titan.common.errors import ClusterError
-from titan.common.wire.messages import ExecuteCall, ExecuteResult
+from titan.common.wire.messages import ExecuteCall, ExecuteResult, Hint
 
 
 class Arrival(NamedTuple):
@@ -53,6 +53,10 @@ class Transport(Protocol):
         Raises:
             ClusterError: the transport has ended.
         """
+
+    def hint(self, hint: Hint) -> bool:
+        """Send a hint if that is possible at once and delays no call; False when it was dropped. Never raises."""
+        ...
 
     def flush(self) -> None:
         """The descriptor is writable: go on sending. Raises as `send` does."""

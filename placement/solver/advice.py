@@ -32,6 +32,11 @@ def explain(plan: Plan, without: Mapping[str, float]) -> tuple[str, ...]:
             f"{missing} experts fit in no memory and are read from {home.name}'s SSD: {_ms(plan.predicted.stall_s)} "
             f"of the {_ms(step)} step is that stall."
         )
+        if plan.lower_bound_s:
+            out.append(
+                "The lower bound takes rows as independent of the rows before: where they select the same experts "
+                f"again, {home.name}'s cache spares reads, and steps can be shorter."
+            )
     if len(plan.nodes) > 1:
         out.append(_alone(plan, step))
     return tuple(out)

@@ -2,18 +2,66 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from titan.placement.evaluate import Evaluator
-from titan.placement.solver.classes import WorkerClass, usable_bytes
+from titan.placement.solver.classes import WorkerClass, usable_bytes, worker_classes
 from titan.placement.solver.dual import Dual, Group, solve_dual
-from titan.placement.solver.layer_bound import INTERVALS, LayerBound
+from titan.placement.solver.layer_bound import LayerBound
 from titan.placement.solver.outcome import Outcomes
+from titan.placement.solver.reach import INTERVALS
+from titan.placement.solver.rooms import levels, own_levels, split
 
-FEW_KINDS = 4
-MAX_TOP_K = 16
+Floats = NDArray[np.float64]
+CLASSES = (3, 5)
+TABLE_BYTES = 256 << 20  # of the largest array: beyond, only what no placement changes is proven
+FINE_WORK, FULL_WORK = 4.0, 16.0  # kinds of layers times (E / 256)^2
+CUTS = (0, 2, 8, 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Seconds no plan's expected step goes below; the classes of workers and the dual that suit the construction."""
+
+    bound_s: float
+    classes: list[WorkerClass]
+    dual: Dual
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How fine the tables are.
+
+    Args:
+        own: whether a class's own room is looked at beside that of all workers.
+        limited: buckets of second holders for which node 0's room is looked at.
+        intervals: see `reach`.
+        buckets: (least, assumed) experts with a second holder.
+        possible: whether the tables fit in memory at all.
+    """
+
+    own: bool
+    limited: int
+    intervals: int
+    buckets: list[tuple[int, int]]
+    possible: bool
+
+    @staticmethod
+    def of(evaluator: Evaluator) -> Effort:
+        experts, top_k = evaluator.problem.num_experts, evaluator.top_k
+        kinds = len(layer_kinds(evaluator))
+        work = kinds * (experts / 256) ** 2
+        fine = work <= FINE_WORK
+        cuts = sorted({min(c, experts) for c in (*(CUTS if fine else CUTS[:3:2]), experts)})
+        buckets = [(0, 0), *((low + 1, high) for low, high in pairwise(cuts))]
+        fits = 8 * (experts + 1) ** 2 * (top_k + 1) <= TABLE_BYTES
+        fits = fits and 8 * (experts + 1) ** 2 * kinds * 8 <= 4 * TABLE_BYTES
+        return Effort(fine, 3 if fine else 1 if work <= FULL_WORK else 0, INTERVALS if fine else 4, buckets, fits)
 
 
 def layer_kinds(evaluator: Evaluator) -> dict[tuple[tuple[float, ...], int], list[int]]:
@@ -28,37 +76,63 @@ def layer_kinds(evaluator: Evaluator) -> dict[tuple[tuple[float, ...], int], lis
     return kinds
 
 
-def lower_bound(evaluator: Evaluator, classes: list[WorkerClass], deadline: float) -> tuple[float, Dual]:
-    """(seconds no plan's expected step at batch 1 goes below, the dual it comes from). See `solve_dual`.
+def lower_bound(evaluator: Evaluator, deadline: float) -> Bound:
+    """No plan's expected step at batch 1 is shorter, see `docs/placement.md` for what is assumed.
 
-    The tables grow with K^2 E^2: above MAX_TOP_K the bound is what no placement changes, attention and the rest.
+    Workers are divided into few classes first, then into more: which is tighter depends on how they differ. Stops at
+    `deadline` (time.monotonic()) with what is proven by then.
     """
-    problem, costs = evaluator.problem, evaluator.costs
-    if problem.top_k > MAX_TOP_K:
-        return evaluator.fixed_s, Dual(0.0, np.zeros(1 + len(classes)), [], np.zeros(0))
+    effort = Effort.of(evaluator)
+    best: Bound | None = None
+    for limit in CLASSES:
+        classes = worker_classes(evaluator.problem, evaluator.costs, limit)
+        if best is not None and (time.monotonic() > deadline or len(classes) == len(best.classes)):
+            break
+        start = None if best is None else _inherited(best, classes)
+        dual = _bound_with(evaluator, classes, effort, deadline, start)
+        if best is None:
+            best = Bound(dual.bound_s, classes, dual)
+        elif dual.bound_s > best.bound_s:
+            best = replace(best, bound_s=dual.bound_s)
+    assert best is not None
+    return replace(best, bound_s=evaluator.fixed_s + best.bound_s * (1 - 1e-9))
+
+
+def _inherited(coarse: Bound, classes: list[WorkerClass]) -> Floats:
+    """Prices of the coarse classes for the fine ones."""
+    of = {n: float(p) for c, p in zip(coarse.classes, coarse.dual.prices[1:], strict=True) for n in c.members}
+    return np.array([coarse.dual.prices[0], *(of[c.members[0]] for c in classes)])
+
+
+def _bound_with(
+    evaluator: Evaluator, classes: list[WorkerClass], effort: Effort, deadline: float, start: Floats | None
+) -> Dual:
+    problem, costs, top_k = evaluator.problem, evaluator.costs, evaluator.problem.top_k
     workers = [n for c in classes for n in c.members]
-    outcomes = Outcomes(costs, workers, problem.top_k)
+    outcomes = Outcomes(costs, workers, top_k)
     tails = [[n for c in classes[i:] for n in c.members] for i in range(1, len(classes))]
     deep = [outcomes.deep(costs, tail) for tail in [*tails, []]]
-    kinds = layer_kinds(evaluator)
-    steps = _replica_steps(problem.num_experts, fine=len(kinds) <= FEW_KINDS) if len(workers) > 1 else [(0, 0), (1, 1)]
-    intervals = INTERVALS if len(kinds) <= FEW_KINDS else INTERVALS // 2
+    cut = [split(level, top_k, float(outcomes.home[top_k])) for level in levels(costs, classes, top_k)]
+    own = own_levels(costs, classes, top_k) if effort.own else None
+    floor_s = float(outcomes.least.min())
     groups = []
-    for (_, size), layers in kinds.items():
-        weights = evaluator.weights[layers[0]]
-        table = LayerBound(weights, outcomes, problem.top_k, len(workers), deep, steps, problem.sync_s, intervals)
-        groups.append(Group(table, len(layers), size))
+    for (_, size), layers in layer_kinds(evaluator).items():
+        table = None
+        if effort.possible and time.monotonic() < deadline:
+            table = LayerBound(
+                evaluator.weights[layers[0]],
+                cut,
+                outcomes,
+                deep,
+                top_k,
+                effort.buckets if workers else [(0, 0)],
+                [len(c.members) for c in classes],
+                problem.sync_s,
+                costs.ssd_s,
+                own=own,
+                limited=effort.limited,
+                intervals=effort.intervals,
+            )
+        groups.append(Group(table, len(layers), size, floor_s))
     capacity = [float(usable_bytes(problem, 0)), *(float(c.capacity_bytes) for c in classes)]
-    dual = solve_dual(groups, capacity, deadline)
-    return evaluator.fixed_s + dual.bound_s * (1 - 1e-9), dual
-
-
-def _replica_steps(experts: int, *, fine: bool) -> list[tuple[int, int]]:
-    """(least extra slots, extra slots assumed): rising cuts, so that few replicas are not taken for many."""
-    cuts = (
-        {0, 1, 2, 3, 4, 6, 8, 12, 16, 24} | {experts // d for d in (16, 12, 8, 6, 5, 4, 3, 2)}
-        if fine
-        else {0, 2, 8, experts // 8}
-    )
-    cuts = sorted({c for c in cuts if c <= experts} | {experts})
-    return [(0, 0), *((low + 1, high) for low, high in pairwise(cuts))]
+    return solve_dual(groups, capacity, deadline, start)

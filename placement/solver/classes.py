@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from titan.placement.cost import Costs
 from titan.placement.problem import Problem
 
-MAX_CLASSES = 4
+MAX_CLASSES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ def usable_bytes(problem: Problem, node: int) -> int:
     return min(have - have % next(iter(sizes)) if len(sizes) == 1 else have, most)
 
 
-def worker_classes(problem: Problem, costs: Costs) -> list[WorkerClass]:
-    """At most MAX_CLASSES classes in ascending order of theta, cut at the widest gaps."""
+def worker_classes(problem: Problem, costs: Costs, most: int = MAX_CLASSES) -> list[WorkerClass]:
+    """At most `most` classes in ascending order of theta, cut at the widest gaps."""
     smallest = min(problem.expert_bytes)
     workers = [n for n in range(1, len(problem.nodes)) if problem.nodes[n].memory_bytes >= smallest]
     workers.sort(key=lambda n: (costs.base_s[n] + costs.pair_s[n], n))
@@ -41,7 +41,7 @@ def worker_classes(problem: Problem, costs: Costs) -> list[WorkerClass]:
         return []
     theta = [costs.base_s[n] + costs.pair_s[n] for n in workers]
     gaps = sorted(range(1, len(workers)), key=lambda i: theta[i - 1] / theta[i] if theta[i] else 1.0)
-    cuts = sorted(i for i in gaps[: MAX_CLASSES - 1] if theta[i] > theta[i - 1] * (1 + 1e-9))
+    cuts = sorted(i for i in gaps[: most - 1] if theta[i] > theta[i - 1] * (1 + 1e-9))
     out = []
     for start, end in zip([0, *cuts], [*cuts, len(workers)], strict=True):
         members = tuple(workers[start:end])

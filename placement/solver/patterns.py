@@ -14,8 +14,8 @@ import numpy as np
 from titan.placement.evaluate import Evaluator, Ints
 from titan.placement.solver.bound import layer_kinds
 from titan.placement.solver.classes import WorkerClass, usable_bytes
-from titan.placement.solver.dual import Column
 from titan.placement.solver.highs import INFINITY, Highs
+from titan.placement.solver.pricing import Column
 from titan.placement.solver.realise import Builder, Shares, arrange
 
 Pattern = tuple[int, tuple[int, ...], int]  # local slots, experts a class, frequent experts that go to workers first
@@ -50,7 +50,7 @@ def construct(
                 break
         options.append(costed)
     counts = _mix(
-        evaluator, classes, kinds, options, max(1.0, min(6.0 if effort > 1 else 1.5, deadline - time.monotonic()))
+        evaluator, classes, kinds, options, max(0.1, min(6.0 if effort > 1 else 1.5, deadline - time.monotonic()))
     )
     builder = Builder(evaluator, classes, shares)
     chosen: list[tuple[int, Pattern]] = []

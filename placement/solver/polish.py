@@ -27,7 +27,7 @@ def polish(evaluator: Evaluator, place: Ints, *, seed: int, deadline: float, tri
             if time.monotonic() > deadline:
                 return search.place
         after = sum(search.cost) + evaluator.fixed_s
-        if after > before * (1 - ENOUGH):
+        if after >= before * (1 - ENOUGH):
             return search.place
         before = after
 

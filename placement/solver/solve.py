@@ -24,6 +24,8 @@ from titan.placement.solver.replicate import replicate
 
 METHODS = ("search", "proportional")
 MAX_TRIED = 9  # nodes up to which leaving a worker out is tried
+BASELINE_STEPS = 64  # sampled for a naive placement's rates
+RESERVED = 0.05  # of the time limit: a stage that looks at the clock late
 WORTH_REPLICAS = 1e-3  # of a step: replicas that save less are not loaded
 
 
@@ -32,7 +34,8 @@ def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.
 
     Args:
         method: "search" minimises the expected step (5) and certifies the gap; "proportional" needs memory alone.
-        time_limit_s: the search stops here with the best plan so far.
+        time_limit_s: the search is over by then, with the best plan so far. Only what every plan needs (routing
+            weights, naive placements, predictions) is done whatever the limit.
 
     Raises:
         PlanViolation: a figure of the problem is out of bounds.
@@ -47,37 +50,40 @@ def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.
         return proportional(problem)
     clock = _Clock(time_limit_s)
     evaluator = Evaluator(problem)
-    classes = worker_classes(problem, evaluator.costs)
-    bound_s, dual = lower_bound(evaluator, classes, clock.at(0.35))
     naive = {name: baseline(name, problem, evaluator.weights) for name in NAMES}
     naive["proportional"] = from_plan(proportional(problem), evaluator.weights)
-    used = [c for c, n in zip(dual.columns, dual.usage, strict=False) if n > 1e-9]
-    candidates = [construct(evaluator, classes, used, clock.at(0.5)), *naive.values()]
-    smaller = _without_one(evaluator, clock.at(0.6))
+    started = time.monotonic()
+    baselines = {name: predict(evaluator, row, seed=seed, steps=BASELINE_STEPS) for name, row in naive.items()}
+    clock.reserve(time.monotonic() - started)  # about what the plan's own prediction takes, with more steps
+    bound = lower_bound(evaluator, clock.at(0.4))
+    candidates = [construct(evaluator, bound.classes, bound.dual.used, clock.at(0.55)), *naive.values()]
+    smaller = _without_one(evaluator, clock.at(0.65))
     place = best_of(evaluator, [*candidates, *smaller.values()])
     tries = 1000 if place.size > 1024 else 4000
-    place = polish(evaluator, place, seed=seed, deadline=clock.at(0.65), tries=tries)
-    replicas, saved_s = replicate(evaluator, place, seed=seed, deadline=clock.at(0.75))
+    place = polish(evaluator, place, seed=seed, deadline=clock.at(0.85), tries=tries)
+    replicas, saved_s = replicate(evaluator, place, seed=seed, deadline=clock.at(1.0))
     weighted = problem.energy_weight or problem.traffic_weight  # dispatch minimises time alone
     if weighted or saved_s < WORTH_REPLICAS * evaluator.step(place):
         replicas, saved_s = {}, 0.0
     plan = to_plan(problem, place, evaluator.weights, replicas)
-    predicted = predict(evaluator, place, seed=seed, saved_s=saved_s)
     plan = replace(
         plan,
-        predicted=predicted,
-        baselines={name: predict(evaluator, row, seed=seed, steps=64) for name, row in naive.items()},
-        lower_bound_s=max(0.0, bound_s),
-        gap=max(0.0, (evaluator.step(place) - saved_s) / bound_s - 1) if bound_s > 0 else None,
+        predicted=predict(evaluator, place, seed=seed, saved_s=saved_s),
+        baselines=baselines,
+        lower_bound_s=max(0.0, bound.bound_s),
+        gap=max(0.0, (evaluator.step(place) - saved_s) / bound.bound_s - 1) if bound.bound_s > 0 else None,
     )
     return replace(plan, advice=explain(plan, {name: evaluator.step(row) for name, row in smaller.items()}))
 
 
 class _Clock:
-    """Instants of a search by the share of its time that is over."""
+    """Instants of a search by the share of its time that is over; the end keeps some back for what must be done."""
 
     def __init__(self, limit_s: float) -> None:
         self._start, self._limit_s = time.monotonic(), limit_s
+
+    def reserve(self, seconds: float) -> None:
+        self._limit_s = max(0.0, self._limit_s - seconds - RESERVED * self._limit_s)
 
     def at(self, share: float) -> float:
         return self._start + share * self._limit_s
@@ -94,9 +100,8 @@ def _without_one(whole: Evaluator, deadline: float) -> dict[str, Ints]:
             break
         nodes = (*problem.nodes[:index], replace(node, memory_bytes=0), *problem.nodes[index + 1 :])
         evaluator = Evaluator(replace(problem, nodes=nodes), like=whole)
-        out[node.name] = construct(
-            evaluator, worker_classes(evaluator.problem, evaluator.costs), (), deadline, effort=1
-        )
+        classes = worker_classes(evaluator.problem, evaluator.costs)
+        out[node.name] = construct(evaluator, classes, (), deadline, effort=1)
     return out
 
 

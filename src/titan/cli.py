@@ -11,7 +11,7 @@ from titan.common.hub import cli as download_cli
 from titan.common.pack import cli as pack_cli
 from titan.common.registry import cli as registry_cli
 from titan.common.security import cli as certs_cli
-from titan.coordinator import calibrate_cli, chat_cli, enroll_cli, keys_cli, plan_cli, top_cli
+from titan.coordinator import calibrate_cli, chat_cli, enroll_cli, keys_cli, plan_cli, stats_cli, top_cli
 from titan.coordinator.bench import cli as bench_cli
 from titan.coordinator.bench import remote_cli, serve_cli, ssd_cli
 from titan.coordinator.demo import cli as demo_cli
@@ -49,6 +49,7 @@ PACKAGES = (
     keys_cli,
     chat_cli,
     top_cli,
+    stats_cli,
 )
 for package in PACKAGES:
     package.register(app)

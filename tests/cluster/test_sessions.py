@@ -5,11 +5,13 @@ Run: .venv/bin/pytest tests/cluster/test_sessions.py
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from fixtures.plans import all_remote, make_plan
+from fixtures.proxy import Proxy
 from fixtures.reference import load_reference, reference_tokens, titan_tokens
 
 from titan.coordinator.cluster import Cluster, ClusterOptions
@@ -94,6 +96,36 @@ def test_workers_are_restarted_one_after_another_under_load(loopback: LoopbackCl
             assert link.breaker.state == "closed"
     finally:
         cluster.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the proxy needs the loopback address 127.0.0.2")
+def test_a_worker_that_comes_and_goes_is_held_out_longer_each_time(
+    expected: list[int],
+) -> None:
+    timeouts = {"execute": "500ms", "readmit": "300ms", "readmit_max": "10s"}
+    with LoopbackCluster(DEMO_MODEL, ("worker-1",), settings={"timeouts": timeouts}) as loopback:
+        worker = loopback.workers[0]
+        port = int(worker.address.rpartition(":")[2])
+        lane = next(int(line["lane_port"]) for line in worker.log if line.get("message") == "listening")
+        behind = loopback.hosts.workers[0].model_copy(update={"addresses": (f"127.0.0.2:{port}",)})
+        loopback.hosts = loopback.hosts.model_copy(update={"workers": (behind,)})
+        plan = make_plan(loopback.checkpoint, ("coordinator", "worker-1"), lambda _layer, _expert: (1,))
+        proxy = Proxy("127.0.0.2", (port, lane), seed=1)
+        cluster = loopback.coordinator(ClusterOptions(plan=plan))
+        try:
+            loaded = cluster.load()
+            link = cluster.links[0]
+            failures = []
+            for _ in range(3):
+                wait_until(lambda: link.ready is not None and link.breaker.state == "closed", "taking it back")
+                proxy.cut_all()
+                assert titan_tokens(loaded, PROMPT, TOKENS) == expected
+                wait_until(lambda: link.breaker.failures > len(failures), "counting the loss")
+                failures.append(link.breaker.failures)
+            assert failures == [1, 2, 3]  # and each doubles the pause: see test_breaker
+        finally:
+            cluster.close()
+            proxy.close()
 
 
 def _runs(loaded: object, expected: list[int]) -> bool:

@@ -125,7 +125,7 @@ def test_a_workers_certificate_is_renewed_while_it_serves(tmp_path: Path, monkey
         certificates = Certificates(OwnCertificate(worker.credentials))
         timeouts = Timeouts(execute=0.05)
         link = WorkerLink(spec, certificates, timeouts, worker.shape, worker.dtype, "instance-1", worker.store, "lane")
-        link.assign(worker.residency)
+        link.assign(worker.share.pinned)
         link.start()
         try:
             assert link.wait(("ready",), time.monotonic() + DEADLINE_S), link.status
@@ -153,7 +153,7 @@ def test_a_list_reaches_a_coordinator_by_way_of_its_worker(tmp_path: Path, monke
         certificates = Certificates(OwnCertificate(load_credentials_dir(desk, role=Role.COORDINATOR)))
         timeouts = Timeouts(execute=0.05)
         link = WorkerLink(spec, certificates, timeouts, worker.shape, worker.dtype, "instance-1", worker.store, "lane")
-        link.assign(worker.residency)
+        link.assign(worker.share.pinned)
         link.start()
         try:
             assert link.wait(("ready",), time.monotonic() + DEADLINE_S), link.status

@@ -58,7 +58,7 @@ def test_a_move_keeps_what_was_learned_and_read(started: tuple[Cluster, LoadedMo
     assert prefetcher is not None
     steps, lookups, held = prefetcher.steps, layer.table.counts.hits + layer.table.counts.misses, set(layer.table.slots)
     assert isinstance(layer.table.policy, Forecast)
-    learned = float(layer.table.policy.successors.steps[0])
+    learned = float(layer.table.policy.foresight.steps[0])
     assert learned > 20
 
     reads = cluster.store.counts.experts
@@ -72,12 +72,12 @@ def test_a_move_keeps_what_was_learned_and_read(started: tuple[Cluster, LoadedMo
     kept = set(sorted(held - {0, 1, 2, 3}, key=lambda e: -moved.table.uses[e])[:6])
     assert set(moved.table.slots) == {0, 1, 2, 3} | kept
     assert isinstance(moved.table.policy, Forecast)
-    assert moved.table.policy.successors.steps[0] == learned
+    assert moved.table.policy.foresight.steps[0] == learned
     assert moved.table.counts.hits + moved.table.counts.misses == lookups
     assert cluster.store.counts.experts - reads <= 32 + 7 * 4 - len(held & {0, 1, 2, 3}), "it was in memory"
     assert greedy_tokens(loaded, PROMPT, 24) == expected
     assert prefetcher.steps > steps
-    assert moved.table.policy.successors.steps[0] > learned
+    assert moved.table.policy.foresight.steps[0] > learned
 
     move(cluster, plan_of(all_local, 0))
     assert loaded.lookahead()

@@ -280,12 +280,14 @@ def _handlers(cluster: Cluster, mlx: MLXThread) -> Target:
         session=session, request_id=1, layer=shape.layers[0].index, rows=1, activations=bytes(4 * hidden),
         pair_rows=bytes(4), pair_experts=bytes(4), deadline_us=1,
     )  # fmt: skip
+    hint = pb.PrefetchRequest(session=session, layer=shape.layers[0].index, reads=1, experts=[0, 1])
     residency = [pb.LayerExperts(layer=shape.layers[0].index, experts=[0])]
     assign = pb.AssignRequest(assignment=pb.Assignment(session=session, residency=residency))
     calls: tuple[tuple[str, Any, Any, type[Message], Message], ...] = (
         ("unary", service, service.Hello, pb.HelloRequest, hello),
         ("stream", service, service.Assign, pb.AssignRequest, assign),
         ("stream", service, service.Execute, pb.ExecuteRequest, execute),
+        ("unary", service, service.Prefetch, pb.PrefetchRequest, hint),
         ("unary", service, service.Probe, pb.ProbeRequest, pb.ProbeRequest(session=session, rows=1, repeats=1)),
         ("unary", service, service.Status, pb.StatusRequest, pb.StatusRequest()),
         ("unary", service, service.Drain, pb.DrainRequest, pb.DrainRequest(session=pb.Session(id="x", epoch=1))),
@@ -316,7 +318,7 @@ def _handlers(cluster: Cluster, mlx: MLXThread) -> Target:
             service.Hello(hello, context)
         now = service.sessions.live()[0]
         holder = request.assignment if isinstance(request, pb.AssignRequest) else request
-        if isinstance(holder, (pb.Assignment, pb.ExecuteRequest, pb.ProbeRequest)):
+        if isinstance(holder, (pb.Assignment, pb.ExecuteRequest, pb.PrefetchRequest, pb.ProbeRequest)):
             holder.session.id, holder.session.epoch = now.id, now.epoch
 
     def run(data: bytes) -> None:

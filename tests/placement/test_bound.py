@@ -11,11 +11,13 @@ import pytest
 from titan.placement.cost import Costs
 from titan.placement.dispatch import choose
 from titan.placement.routing import group_polynomial
+from titan.placement.solver.classes import WorkerClass
 from titan.placement.solver.layer_bound import LayerBound
 from titan.placement.solver.outcome import Outcomes
+from titan.placement.solver.rooms import levels, own_levels, split
 
-EXPERTS, TOP_K = 6, 2
-STEPS = [(0, 0), (1, 1), (2, EXPERTS)]
+EXPERTS, TOP_K = 7, 3
+BUCKETS = [(0, 0), (1, 2), (3, EXPERTS)]
 
 
 def random_costs(rng: np.random.Generator, workers: int) -> Costs:
@@ -37,49 +39,76 @@ def exact_cost(holders: list[tuple[int, ...]], weights: np.ndarray, costs: Costs
     return value / total
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("skew", [0.0, 0.3, 1.0])
-def test_no_placement_is_cheaper_than_the_bound(seed: int, skew: float) -> None:
+def layer_bound(
+    costs: Costs, weights: np.ndarray, rng: np.random.Generator, sync_s: float = 0.0
+) -> tuple[LayerBound, list[WorkerClass]]:
+    """The bound of one layer, the workers divided into classes at random."""
+    nearest = sorted(range(1, len(costs.pair_s)), key=lambda n: costs.base_s[n] + costs.pair_s[n])
+    cuts = [0, *(i for i in range(1, len(nearest)) if rng.random() < 0.6), len(nearest)]
+    groups = [tuple(nearest[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
+    classes = [WorkerClass(g, costs.base_s[g[0]] + costs.pair_s[g[0]], 0) for g in groups]
+    outcomes = Outcomes(costs, nearest, TOP_K)
+    deep = [outcomes.deep(costs, [n for c in classes[i:] for n in c.members]) for i in range(1, len(classes) + 1)]
+    home_s = float(outcomes.home[TOP_K])
+    cut = [split(level, TOP_K, home_s) for level in levels(costs, classes, TOP_K)]
+    own = own_levels(costs, classes, TOP_K) if rng.random() < 0.8 else None
+    sizes = [len(c.members) for c in classes]
+    intervals = int(rng.integers(1, 6))
+    return LayerBound(
+        weights, cut, outcomes, deep, TOP_K, BUCKETS, sizes, sync_s, costs.ssd_s, own=own, intervals=intervals
+    ), classes
+
+
+def bound_of(bound: LayerBound, classes: list[WorkerClass], holders: list[tuple[int, ...]]) -> float:
+    """The bound's value for a placement: every level at the placement's own counts."""
+    level = {0: 0} | {n: i for i, c in enumerate(classes, start=1) for n in c.members}
+    held = [sorted(level[n] for n in h) for h in holders]
+    farther = [sum(not h or h[0] > i for h in held) for i in range(len(classes) + 1)]
+    u, total = farther[0], float(bound.base[farther[0]])
+    for i in range(1, len(classes) + 1):
+        second = sum(len(h) > 1 and h[1] <= i for h in held)
+        bucket = next(b for b, (_, most) in enumerate(BUCKETS) if second <= most)
+        x, own = farther[i], bound.own(i, bucket)
+        level_s = float(bound.level(i, bucket)[u, x])
+        total += level_s if own is None else max(level_s, float(own[farther[i - 1], x]))
+        total += float(bound.reads(i)[u, x])
+    return total
+
+
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("skew", [0.0, 0.4, 1.5])
+def test_no_placement_of_a_layer_is_cheaper_than_its_bound(seed: int, skew: float) -> None:
     rng = np.random.default_rng(seed)
-    workers = int(rng.integers(1, 4))
+    workers = int(rng.integers(1, 5))
     costs = random_costs(rng, workers)
     weights = np.arange(1, EXPERTS + 1, dtype=np.float64) ** -skew
     rng.shuffle(weights)
-    outcomes = Outcomes(costs, list(range(1, workers + 1)), TOP_K)
-    nearest = sorted(range(1, workers + 1), key=lambda n: costs.base_s[n] + costs.pair_s[n])
-    deep = [outcomes.deep(costs, nearest[i:]) for i in range(1, workers + 1)]
-    bound = LayerBound(weights, outcomes, TOP_K, workers, deep, STEPS, sync_s=0.0)
+    bound, classes = layer_bound(costs, weights, rng)
     options: list[tuple[int, ...]] = [(), (0,), *((n,) for n in range(1, workers + 1))]
     options += list(itertools.combinations(range(workers + 1), 2))
-    assert bound.whole_s <= exact_cost([(0,)] * EXPERTS, weights, costs) + 1e-9
-    for _ in range(150):
+    tightest = 0.0
+    for _ in range(60):
         holders = [options[i] for i in rng.integers(0, len(options) if rng.random() < 0.5 else workers + 2, EXPERTS)]
-        missing = sum(not h for h in holders)
-        away = sum(bool(h) and 0 not in h for h in holders)
-        if EXPERTS - away - missing < TOP_K or away + missing == 0:
+        away = sum(0 not in h for h in holders)
+        if 0 < EXPERTS - away < TOP_K or away == EXPERTS:
             continue
-        slots = sum(sum(n > 0 for n in h) for h in holders)
         cost = exact_cost(holders, weights, costs)
-        extra = slots - away
-        tables = [core for low, core in zip(bound.extra, bound.core, strict=True) if low <= extra]
-        assert min(core[away, missing] for core in tables) <= cost + 1e-9, (holders, costs)
-        assert chain_value(bound, holders, nearest) <= cost + 1e-9, (holders, costs)
+        value = bound_of(bound, classes, holders)
+        assert value <= cost * (1 + 1e-9) + 1e-12, (holders, costs)
+        tightest = max(tightest, value / cost)
+    assert tightest > 0.3  # a bound that says nothing is no bound
 
 
-def chain_value(bound: LayerBound, holders: list[tuple[int, ...]], nearest: list[int]) -> float:
-    away = [min((nearest.index(n) for n in h), default=len(nearest)) for h in holders if 0 not in h]
-    return float(bound.chain_base[len(away)]) + sum(
-        float(table[len(away), sum(level >= i for level in away)]) for i, table in enumerate(bound.chain, start=1)
-    )
-
-
-def test_flat_bound_is_attained_by_a_balanced_placement() -> None:
+def test_the_bound_is_attained_by_whole_layers_and_by_balanced_ones() -> None:
     costs = Costs((1.0, 1.0, 1.0), (0.0, 9.0, 9.0), (0.0,) * 3, 100.0, 1)
     weights = np.ones(EXPERTS)
     outcomes = Outcomes(costs, [1, 2], TOP_K)
-    bound = LayerBound(weights, outcomes, TOP_K, 2, [outcomes.deep(costs, [])], STEPS, sync_s=0.25)
-    assert bound.core[0][4, 0] == pytest.approx(exact_cost([(0,), (0,), (1,), (1,), (2,), (2,)], weights, costs) + 0.25)
-    assert bound.whole_s == TOP_K
+    classes = [WorkerClass((1, 2), 10.0, 0)]
+    cut = [split(level, TOP_K, TOP_K) for level in levels(costs, classes, TOP_K)]
+    bound = LayerBound(weights, cut, outcomes, [outcomes.deep(costs, [])], TOP_K, BUCKETS, [2], 0.25, 100.0)
+    even = [(0,), (0,), (0,), (1,), (1,), (2,), (2,)]
+    assert bound_of(bound, classes, even) == pytest.approx(exact_cost(even, weights, costs) + 0.25)
+    assert bound_of(bound, classes, [(0,)] * EXPERTS) == pytest.approx(TOP_K)
 
 
 def test_group_polynomial_is_the_elementary_symmetric_one() -> None:

@@ -5,21 +5,41 @@ Called by whoever reads (see `Poller`) and, to answer, by the MLX thread. A malf
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from typing import Protocol
 
 from titan.common.errors import SessionUnknown, TitanError, WireError, WorkerDraining, WorkerLost
 from titan.common.log import get_logger
 from titan.common.metrics import Tally
 from titan.common.wire.checks import Limits
-from titan.common.wire.frames import Kind, Parts, decode_execute, encode_failure, encode_result, pack, whole
+from titan.common.wire.frames import (
+    Kind,
+    Parts,
+    decode_execute,
+    decode_hint,
+    encode_failure,
+    encode_result,
+    pack,
+    whole,
+)
 from titan.common.wire.lane import Frame, LaneSocket
-from titan.common.wire.messages import ExecuteCall, ExecuteResult
+from titan.common.wire.messages import ExecuteCall, ExecuteResult, Hint
 from titan.worker.lane.counts import LaneCounts
 from titan.worker.poller import Poller
 from titan.worker.requests import Request, arrival
 from titan.worker.sessions import Session, Sessions
 
 log = get_logger("worker.lane")
+
+
+class Door(Protocol):
+    """Where a lane hands over what comes. Called by the reader."""
+
+    def admit(self, request: Request) -> None:
+        """Queue a request, or raise the TitanError that refuses it at once."""
+
+    def hint(self, hint: Hint | None, session: Session) -> None:
+        """Note a hint; None for one that is none."""
 
 
 class LaneConnection:
@@ -30,7 +50,7 @@ class LaneConnection:
         session: that the token stood for.
         limits: as agreed at Hello.
         sessions: to see whether the session still lives.
-        admit: queues a request or raises a TitanError at once.
+        door: where requests are queued, or refused at once, and hints noted.
         poller: told when a reply did not fit the socket.
         answers: counts them, by transport and result.
     """
@@ -41,7 +61,7 @@ class LaneConnection:
         session: Session,
         limits: Limits,
         sessions: Sessions,
-        admit: Callable[[Request], None],
+        door: Door,
         poller: Poller,
         counts: LaneCounts,
         answers: Tally,
@@ -49,7 +69,7 @@ class LaneConnection:
         self.session = session
         self._answers = answers
         self._socket, self._limits = sock, limits
-        self._sessions, self._admit, self._poller, self._counts = sessions, admit, poller, counts
+        self._sessions, self._door, self._poller, self._counts = sessions, door, poller, counts
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -59,6 +79,8 @@ class LaneConnection:
             for frame in self._socket.receive():
                 if frame.header.kind == Kind.PING:
                     self._pong(frame)
+                elif frame.header.kind == Kind.HINT:
+                    self._hint(frame)
                 else:
                     self._execute(frame)
         except WireError as error:
@@ -118,12 +140,20 @@ class LaneConnection:
         self._send(Parts((header, frame.payload), len(header) + len(frame.payload)))
         self._socket.release(frame)
 
+    def _hint(self, frame: Frame) -> None:
+        hint: Hint | None = None
+        if frame.header.epoch == self.session.epoch and self._sessions.is_live(self.session):
+            with contextlib.suppress(WireError):  # a hint that is none is no harm
+                hint = decode_hint(frame.header, frame.payload, self._limits)
+        self._door.hint(hint, self.session)
+        self._socket.release(frame)
+
     def _execute(self, frame: Frame) -> None:
         try:
             if frame.header.epoch != self.session.epoch or not self._sessions.is_live(self.session):
                 raise SessionUnknown(f"session epoch {frame.header.epoch} is not open here", "say Hello again")
             call = decode_execute(frame.header, frame.payload, self._limits)
-            self._admit(_LaneRequest(call, self, frame))
+            self._door.admit(_LaneRequest(call, self, frame))
         except TitanError as error:
             self.answer(frame, error)
 

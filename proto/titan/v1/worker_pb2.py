@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15titan/v1/worker.proto\x12\x08titan.v1\"$\n\x07Session\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x98\x01\n\x0cHelloRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\x13\n\x0bmlx_version\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x13\n\x0bmodel_shape\x18\x05 \x01(\t\x12\x15\n\rcompute_dtype\x18\x06 \x01(\t\"\xfe\x01\n\nHelloReply\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\"\n\x07session\x18\x03 \x01(\x0b\x32\x11.titan.v1.Session\x12\x1b\n\x13memory_budget_bytes\x18\x04 \x01(\x04\x12\x16\n\x0ehas_checkpoint\x18\x05 \x01(\x08\x12\x19\n\x11max_message_bytes\x18\x06 \x01(\x04\x12\x11\n\tworker_id\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x11\n\tlane_port\x18\t \x01(\r\x12\x12\n\nlane_token\x18\n \x01(\x0c\"5\n\x0fOpenLaneRequest\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.titan.v1.Session\"6\n\rOpenLaneReply\x12\x11\n\tlane_port\x18\x01 \x01(\r\x12\x12\n\nlane_token\x18\x02 \x01(\x0c\"2\n\x0cLayerExperts\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x13\n\x07\x65xperts\x18\x02 \x03(\rB\x02\x10\x01\"i\n\rAssignRequest\x12*\n\nassignment\x18\x01 \x01(\x0b\x32\x14.titan.v1.AssignmentH\x00\x12$\n\x04part\x18\x02 \x01(\x0b\x32\x14.titan.v1.ExpertPartH\x00\x42\x06\n\x04kind\"[\n\nAssignment\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.titan.v1.Session\x12)\n\tresidency\x18\x02 \x03(\x0b\x32\x16.titan.v1.LayerExperts\"I\n\nExpertPart\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0e\n\x06\x65xpert\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\xc7\x01\n\x0e\x41ssignProgress\x12&\n\x06needed\x18\x01 \x03(\x0b\x32\x16.titan.v1.LayerExperts\x12\x14\n\x0c\x65xperts_done\x18\x02 \x01(\x04\x12\x15\n\rexperts_total\x18\x03 \x01(\x04\x12\x12\n\nbytes_done\x18\x04 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x05 \x01(\x04\x12\x11\n\tinstalled\x18\x06 \x01(\x08\x12$\n\x04held\x18\x07 \x03(\x0b\x32\x16.titan.v1.LayerExperts\"\xc6\x01\n\x0e\x45xecuteRequest\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.titan.v1.Session\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\x12\r\n\x05layer\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\x13\n\x0b\x61\x63tivations\x18\x05 \x01(\x0c\x12\x11\n\tpair_rows\x18\x06 \x01(\x0c\x12\x14\n\x0cpair_experts\x18\x07 \x01(\x0c\x12\x0c\n\x04sort\x18\x08 \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_us\x18\t \x01(\r\"\x8e\x01\n\x0c\x45xecuteReply\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0f\n\x07outputs\x18\x02 \x01(\x0c\x12\x10\n\x08queue_us\x18\x03 \x01(\r\x12\x12\n\ncompute_us\x18\x04 \x01(\r\x12\"\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x11.titan.v1.Failure\x12\x0f\n\x07load_us\x18\x06 \x01(\r\"(\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"u\n\x0cProbeRequest\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.titan.v1.Session\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x13\n\x0bpairs_a_row\x18\x04 \x01(\r\x12\x0f\n\x07repeats\x18\x05 \x01(\r\"$\n\nProbeReply\x12\x16\n\ncompute_us\x18\x01 \x03(\rB\x02\x10\x01\"\x0f\n\rStatusRequest\"\xea\x02\n\x0bStatusReply\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x1b\n\x13memory_budget_bytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x65xpert_bytes\x18\x05 \x01(\x04\x12\x15\n\rprocess_bytes\x18\x06 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x0f\n\x07\x65xperts\x18\x08 \x01(\x04\x12\x10\n\x08sessions\x18\t \x01(\r\x12\x10\n\x08requests\x18\n \x01(\x04\x12\r\n\x05pairs\x18\x0b \x01(\x04\x12\x0f\n\x07refused\x18\x0c \x01(\x04\x12\x10\n\x08uptime_s\x18\r \x01(\x01\x12\r\n\x05lanes\x18\x0e \x01(\r\x12\x15\n\rlanes_refused\x18\x0f \x01(\x04\x12\x18\n\x10malformed_frames\x18\x10 \x01(\x04\x12\x19\n\x11revocation_number\x18\x11 \x01(\x04\"2\n\x0c\x44rainRequest\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.titan.v1.Session\"\x1e\n\nDrainReply\x12\x10\n\x08\x66inished\x18\x01 \x01(\x04\x32\xa9\x03\n\x06Worker\x12\x35\n\x05Hello\x12\x16.titan.v1.HelloRequest\x1a\x14.titan.v1.HelloReply\x12?\n\x06\x41ssign\x12\x17.titan.v1.AssignRequest\x1a\x18.titan.v1.AssignProgress(\x01\x30\x01\x12?\n\x07\x45xecute\x12\x18.titan.v1.ExecuteRequest\x1a\x16.titan.v1.ExecuteReply(\x01\x30\x01\x12>\n\x08OpenLane\x12\x19.titan.v1.OpenLaneRequest\x1a\x17.titan.v1.OpenLaneReply\x12\x35\n\x05Probe\x12\x16.titan.v1.ProbeRequest\x1a\x14.titan.v1.ProbeReply\x12\x38\n\x06Status\x12\x17.titan.v1.StatusRequest\x1a\x15.titan.v1.StatusReply\x12\x35\n\x05\x44rain\x12\x16.titan.v1.DrainRequest\x1a\x14.titan.v1.DrainReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15titan/v1/worker.proto\x12\x08titan.v1\"$\n\x07Session\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x98\x01\n\x0cHelloRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\x13\n\x0bmlx_version\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x13\n\x0bmodel_shape\x18\x05 \x01(\t\x12\x15\n\rcompute_dtype\x18\x06 \x01(\t\"\xfe\x01\n\nHelloReply\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\"\n\x07session\x18\x03 \x01(\x0b\x32\x11.titan.v1.Session\x12\x1b\n\x13memory_budget_bytes\x18\x04 \x01(\x04\x12\x16\n\x0ehas_checkpoint\x18\x05 \x01(\x08\x12\x19\n\x11max_message_bytes\x18\x06 \x01(\x04\x12\x11\n\tworker_id\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x11\n\tlane_port\x18\t \x01(\r\x12\x12\n\nlane_token\x18\n \x01(\x0c\"5\n\x0fOpenLaneRequest\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.titan.v1.Session\"6\n\rOpenLaneReply\x12\x11\n\tlane_port\x18\x01 \x01(\r\x12\x12\n\nlane_token\x18\x02 \x01(\x0c\"2\n\x0cLayerExperts\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x13\n\x07\x65xperts\x18\x02 \x03(\rB\x02\x10\x01\"i\n\rAssignRequest\x12*\n\nassignment\x18\x01 \x01(\x0b\x32\x14.titan.v1.AssignmentH\x00\x12$\n\x04part\x18\x02 \x01(\x0b\x32\x14.titan.v1.ExpertPartH\x00\x42\x06\n\x04kind\"\x81\x01\n\nAssignment\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.titan.v1.Session\x12)\n\tresidency\x18\x02 \x03(\x0b\x32\x16.titan.v1.LayerExperts\x12$\n\x06\x63\x61\x63hes\x18\x03 \x03(\x0b\x32\x14.titan.v1.LayerCache\"?\n\nLayerCache\x12\r\n\x05layer\x18\x01 \x01(\r\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x13\n\x07\x65xperts\x18\x03 \x03(\rB\x02\x10\x01\"I\n\nExpertPart\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0e\n\x06\x65xpert\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\xed\x01\n\x0e\x41ssignProgress\x12&\n\x06needed\x18\x01 \x03(\x0b\x32\x16.titan.v1.LayerExperts\x12\x14\n\x0c\x65xperts_done\x18\x02 \x01(\x04\x12\x15\n\rexperts_total\x18\x03 \x01(\x04\x12\x12\n\nbytes_done\x18\x04 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x05 \x01(\x04\x12\x11\n\tinstalled\x18\x06 \x01(\x08\x12$\n\x04held\x18\x07 \x03(\x0b\x32\x16.titan.v1.LayerExperts\x12$\n\x06serves\x18\x08 \x03(\x0b\x32\x14.titan.v1.LayerCache\"\xc6\x01\n\x0e\x45xecuteRequest\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.titan.v1.Session\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\x12\r\n\x05layer\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\x13\n\x0b\x61\x63tivations\x18\x05 \x01(\x0c\x12\x11\n\tpair_rows\x18\x06 \x01(\x0c\x12\x14\n\x0cpair_experts\x18\x07 \x01(\x0c\x12\x0c\n\x04sort\x18\x08 \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_us\x18\t \x01(\r\"\x8e\x01\n\x0c\x45xecuteReply\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0f\n\x07outputs\x18\x02 \x01(\x0c\x12\x10\n\x08queue_us\x18\x03 \x01(\r\x12\x12\n\ncompute_us\x18\x04 \x01(\r\x12\"\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x11.titan.v1.Failure\x12\x0f\n\x07load_us\x18\x06 \x01(\r\"h\n\x0fPrefetchRequest\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.titan.v1.Session\x12\r\n\x05layer\x18\x02 \x01(\r\x12\r\n\x05reads\x18\x03 \x01(\r\x12\x13\n\x07\x65xperts\x18\x04 \x03(\rB\x02\x10\x01\"\x0f\n\rPrefetchReply\"(\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x84\x01\n\x0cProbeRequest\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.titan.v1.Session\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x13\n\x0bpairs_a_row\x18\x04 \x01(\r\x12\x0f\n\x07repeats\x18\x05 \x01(\r\x12\r\n\x05power\x18\x06 \x01(\x08\"F\n\nProbeReply\x12\x16\n\ncompute_us\x18\x01 \x03(\rB\x02\x10\x01\x12\x14\n\x07power_w\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_power_w\"\x0f\n\rStatusRequest\"\x90\x03\n\x0bStatusReply\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x1b\n\x13memory_budget_bytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x65xpert_bytes\x18\x05 \x01(\x04\x12\x15\n\rprocess_bytes\x18\x06 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x0f\n\x07\x65xperts\x18\x08 \x01(\x04\x12\x10\n\x08sessions\x18\t \x01(\r\x12\x10\n\x08requests\x18\n \x01(\x04\x12\r\n\x05pairs\x18\x0b \x01(\x04\x12\x0f\n\x07refused\x18\x0c \x01(\x04\x12\x10\n\x08uptime_s\x18\r \x01(\x01\x12\r\n\x05lanes\x18\x0e \x01(\r\x12\x15\n\rlanes_refused\x18\x0f \x01(\x04\x12\x18\n\x10malformed_frames\x18\x10 \x01(\x04\x12\x19\n\x11revocation_number\x18\x11 \x01(\x04\x12$\n\x05\x63\x61\x63he\x18\x12 \x01(\x0b\x32\x15.titan.v1.CacheStatus\"\xc0\x01\n\x0b\x43\x61\x63heStatus\x12\r\n\x05slots\x18\x01 \x01(\x04\x12\x0c\n\x04hits\x18\x02 \x01(\x04\x12\x0e\n\x06misses\x18\x03 \x01(\x04\x12\r\n\x05loads\x18\x04 \x01(\x04\x12\x12\n\nprefetched\x18\x05 \x01(\x04\x12\x0e\n\x06useful\x18\x06 \x01(\x04\x12\x0c\n\x04late\x18\x07 \x01(\x04\x12\x0f\n\x07stall_s\x18\x08 \x01(\x01\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\r\n\x05hints\x18\n \x01(\x04\x12\x14\n\x0chints_unused\x18\x0b \x01(\x04\"2\n\x0c\x44rainRequest\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.titan.v1.Session\"\x1e\n\nDrainReply\x12\x10\n\x08\x66inished\x18\x01 \x01(\x04\x32\xe9\x03\n\x06Worker\x12\x35\n\x05Hello\x12\x16.titan.v1.HelloRequest\x1a\x14.titan.v1.HelloReply\x12?\n\x06\x41ssign\x12\x17.titan.v1.AssignRequest\x1a\x18.titan.v1.AssignProgress(\x01\x30\x01\x12?\n\x07\x45xecute\x12\x18.titan.v1.ExecuteRequest\x1a\x16.titan.v1.ExecuteReply(\x01\x30\x01\x12>\n\x08Prefetch\x12\x19.titan.v1.PrefetchRequest\x1a\x17.titan.v1.PrefetchReply\x12>\n\x08OpenLane\x12\x19.titan.v1.OpenLaneRequest\x1a\x17.titan.v1.OpenLaneReply\x12\x35\n\x05Probe\x12\x16.titan.v1.ProbeRequest\x1a\x14.titan.v1.ProbeReply\x12\x38\n\x06Status\x12\x17.titan.v1.StatusRequest\x1a\x15.titan.v1.StatusReply\x12\x35\n\x05\x44rain\x12\x16.titan.v1.DrainRequest\x1a\x14.titan.v1.DrainReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LAYEREXPERTS'].fields_by_name['experts']._loaded_options = None
   _globals['_LAYEREXPERTS'].fields_by_name['experts']._serialized_options = b'\020\001'
+  _globals['_LAYERCACHE'].fields_by_name['experts']._loaded_options = None
+  _globals['_LAYERCACHE'].fields_by_name['experts']._serialized_options = b'\020\001'
+  _globals['_PREFETCHREQUEST'].fields_by_name['experts']._loaded_options = None
+  _globals['_PREFETCHREQUEST'].fields_by_name['experts']._serialized_options = b'\020\001'
   _globals['_PROBEREPLY'].fields_by_name['compute_us']._loaded_options = None
   _globals['_PROBEREPLY'].fields_by_name['compute_us']._serialized_options = b'\020\001'
   _globals['_SESSION']._serialized_start=35
@@ -49,30 +53,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LAYEREXPERTS']._serialized_end=646
   _globals['_ASSIGNREQUEST']._serialized_start=648
   _globals['_ASSIGNREQUEST']._serialized_end=753
-  _globals['_ASSIGNMENT']._serialized_start=755
-  _globals['_ASSIGNMENT']._serialized_end=846
-  _globals['_EXPERTPART']._serialized_start=848
-  _globals['_EXPERTPART']._serialized_end=921
-  _globals['_ASSIGNPROGRESS']._serialized_start=924
-  _globals['_ASSIGNPROGRESS']._serialized_end=1123
-  _globals['_EXECUTEREQUEST']._serialized_start=1126
-  _globals['_EXECUTEREQUEST']._serialized_end=1324
-  _globals['_EXECUTEREPLY']._serialized_start=1327
-  _globals['_EXECUTEREPLY']._serialized_end=1469
-  _globals['_FAILURE']._serialized_start=1471
-  _globals['_FAILURE']._serialized_end=1511
-  _globals['_PROBEREQUEST']._serialized_start=1513
-  _globals['_PROBEREQUEST']._serialized_end=1630
-  _globals['_PROBEREPLY']._serialized_start=1632
-  _globals['_PROBEREPLY']._serialized_end=1668
-  _globals['_STATUSREQUEST']._serialized_start=1670
-  _globals['_STATUSREQUEST']._serialized_end=1685
-  _globals['_STATUSREPLY']._serialized_start=1688
-  _globals['_STATUSREPLY']._serialized_end=2050
-  _globals['_DRAINREQUEST']._serialized_start=2052
-  _globals['_DRAINREQUEST']._serialized_end=2102
-  _globals['_DRAINREPLY']._serialized_start=2104
-  _globals['_DRAINREPLY']._serialized_end=2134
-  _globals['_WORKER']._serialized_start=2137
-  _globals['_WORKER']._serialized_end=2562
+  _globals['_ASSIGNMENT']._serialized_start=756
+  _globals['_ASSIGNMENT']._serialized_end=885
+  _globals['_LAYERCACHE']._serialized_start=887
+  _globals['_LAYERCACHE']._serialized_end=950
+  _globals['_EXPERTPART']._serialized_start=952
+  _globals['_EXPERTPART']._serialized_end=1025
+  _globals['_ASSIGNPROGRESS']._serialized_start=1028
+  _globals['_ASSIGNPROGRESS']._serialized_end=1265
+  _globals['_EXECUTEREQUEST']._serialized_start=1268
+  _globals['_EXECUTEREQUEST']._serialized_end=1466
+  _globals['_EXECUTEREPLY']._serialized_start=1469
+  _globals['_EXECUTEREPLY']._serialized_end=1611
+  _globals['_PREFETCHREQUEST']._serialized_start=1613
+  _globals['_PREFETCHREQUEST']._serialized_end=1717
+  _globals['_PREFETCHREPLY']._serialized_start=1719
+  _globals['_PREFETCHREPLY']._serialized_end=1734
+  _globals['_FAILURE']._serialized_start=1736
+  _globals['_FAILURE']._serialized_end=1776
+  _globals['_PROBEREQUEST']._serialized_start=1779
+  _globals['_PROBEREQUEST']._serialized_end=1911
+  _globals['_PROBEREPLY']._serialized_start=1913
+  _globals['_PROBEREPLY']._serialized_end=1983
+  _globals['_STATUSREQUEST']._serialized_start=1985
+  _globals['_STATUSREQUEST']._serialized_end=2000
+  _globals['_STATUSREPLY']._serialized_start=2003
+  _globals['_STATUSREPLY']._serialized_end=2403
+  _globals['_CACHESTATUS']._serialized_start=2406
+  _globals['_CACHESTATUS']._serialized_end=2598
+  _globals['_DRAINREQUEST']._serialized_start=2600
+  _globals['_DRAINREQUEST']._serialized_end=2650
+  _globals['_DRAINREPLY']._serialized_start=2652
+  _globals['_DRAINREPLY']._serialized_end=2682
+  _globals['_WORKER']._serialized_start=2685
+  _globals['_WORKER']._serialized_end=3174
 # @@protoc_insertion_point(module_scope)

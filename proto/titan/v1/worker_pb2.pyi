@@ -85,12 +85,24 @@ class AssignRequest(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., part: _Optional[_Union[ExpertPart, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("session", "residency")
+    __slots__ = ("session", "residency", "caches")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    CACHES_FIELD_NUMBER: _ClassVar[int]
     session: Session
     residency: _containers.RepeatedCompositeFieldContainer[LayerExperts]
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., residency: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ...) -> None: ...
+    caches: _containers.RepeatedCompositeFieldContainer[LayerCache]
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., residency: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ..., caches: _Optional[_Iterable[_Union[LayerCache, _Mapping]]] = ...) -> None: ...
+
+class LayerCache(_message.Message):
+    __slots__ = ("layer", "slots", "experts")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    slots: int
+    experts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layer: _Optional[int] = ..., slots: _Optional[int] = ..., experts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ExpertPart(_message.Message):
     __slots__ = ("layer", "expert", "offset", "data")
@@ -105,7 +117,7 @@ class ExpertPart(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., expert: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class AssignProgress(_message.Message):
-    __slots__ = ("needed", "experts_done", "experts_total", "bytes_done", "bytes_total", "installed", "held")
+    __slots__ = ("needed", "experts_done", "experts_total", "bytes_done", "bytes_total", "installed", "held", "serves")
     NEEDED_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_DONE_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +125,7 @@ class AssignProgress(_message.Message):
     BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     INSTALLED_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    SERVES_FIELD_NUMBER: _ClassVar[int]
     needed: _containers.RepeatedCompositeFieldContainer[LayerExperts]
     experts_done: int
     experts_total: int
@@ -120,7 +133,8 @@ class AssignProgress(_message.Message):
     bytes_total: int
     installed: bool
     held: _containers.RepeatedCompositeFieldContainer[LayerExperts]
-    def __init__(self, needed: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ..., experts_done: _Optional[int] = ..., experts_total: _Optional[int] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., installed: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ...) -> None: ...
+    serves: _containers.RepeatedCompositeFieldContainer[LayerCache]
+    def __init__(self, needed: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ..., experts_done: _Optional[int] = ..., experts_total: _Optional[int] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., installed: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[LayerExperts, _Mapping]]] = ..., serves: _Optional[_Iterable[_Union[LayerCache, _Mapping]]] = ...) -> None: ...
 
 class ExecuteRequest(_message.Message):
     __slots__ = ("session", "request_id", "layer", "rows", "activations", "pair_rows", "pair_experts", "sort", "deadline_us")
@@ -160,6 +174,22 @@ class ExecuteReply(_message.Message):
     load_us: int
     def __init__(self, request_id: _Optional[int] = ..., outputs: _Optional[bytes] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., load_us: _Optional[int] = ...) -> None: ...
 
+class PrefetchRequest(_message.Message):
+    __slots__ = ("session", "layer", "reads", "experts")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    layer: int
+    reads: int
+    experts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., layer: _Optional[int] = ..., reads: _Optional[int] = ..., experts: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PrefetchReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Failure(_message.Message):
     __slots__ = ("code", "message")
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -169,31 +199,35 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
-    __slots__ = ("session", "layer", "rows", "pairs_a_row", "repeats")
+    __slots__ = ("session", "layer", "rows", "pairs_a_row", "repeats", "power")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     PAIRS_A_ROW_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
     session: Session
     layer: int
     rows: int
     pairs_a_row: int
     repeats: int
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., layer: _Optional[int] = ..., rows: _Optional[int] = ..., pairs_a_row: _Optional[int] = ..., repeats: _Optional[int] = ...) -> None: ...
+    power: bool
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., layer: _Optional[int] = ..., rows: _Optional[int] = ..., pairs_a_row: _Optional[int] = ..., repeats: _Optional[int] = ..., power: _Optional[bool] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("compute_us",)
+    __slots__ = ("compute_us", "power_w")
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
     compute_us: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, compute_us: _Optional[_Iterable[int]] = ...) -> None: ...
+    power_w: float
+    def __init__(self, compute_us: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("worker_id", "software_version", "state", "memory_budget_bytes", "expert_bytes", "process_bytes", "fingerprint", "experts", "sessions", "requests", "pairs", "refused", "uptime_s", "lanes", "lanes_refused", "malformed_frames", "revocation_number")
+    __slots__ = ("worker_id", "software_version", "state", "memory_budget_bytes", "expert_bytes", "process_bytes", "fingerprint", "experts", "sessions", "requests", "pairs", "refused", "uptime_s", "lanes", "lanes_refused", "malformed_frames", "revocation_number", "cache")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +245,7 @@ class StatusReply(_message.Message):
     LANES_REFUSED_FIELD_NUMBER: _ClassVar[int]
     MALFORMED_FRAMES_FIELD_NUMBER: _ClassVar[int]
     REVOCATION_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     software_version: str
     state: str
@@ -228,7 +263,34 @@ class StatusReply(_message.Message):
     lanes_refused: int
     malformed_frames: int
     revocation_number: int
-    def __init__(self, worker_id: _Optional[str] = ..., software_version: _Optional[str] = ..., state: _Optional[str] = ..., memory_budget_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., process_bytes: _Optional[int] = ..., fingerprint: _Optional[str] = ..., experts: _Optional[int] = ..., sessions: _Optional[int] = ..., requests: _Optional[int] = ..., pairs: _Optional[int] = ..., refused: _Optional[int] = ..., uptime_s: _Optional[float] = ..., lanes: _Optional[int] = ..., lanes_refused: _Optional[int] = ..., malformed_frames: _Optional[int] = ..., revocation_number: _Optional[int] = ...) -> None: ...
+    cache: CacheStatus
+    def __init__(self, worker_id: _Optional[str] = ..., software_version: _Optional[str] = ..., state: _Optional[str] = ..., memory_budget_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., process_bytes: _Optional[int] = ..., fingerprint: _Optional[str] = ..., experts: _Optional[int] = ..., sessions: _Optional[int] = ..., requests: _Optional[int] = ..., pairs: _Optional[int] = ..., refused: _Optional[int] = ..., uptime_s: _Optional[float] = ..., lanes: _Optional[int] = ..., lanes_refused: _Optional[int] = ..., malformed_frames: _Optional[int] = ..., revocation_number: _Optional[int] = ..., cache: _Optional[_Union[CacheStatus, _Mapping]] = ...) -> None: ...
+
+class CacheStatus(_message.Message):
+    __slots__ = ("slots", "hits", "misses", "loads", "prefetched", "useful", "late", "stall_s", "bytes", "hints", "hints_unused")
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHED_FIELD_NUMBER: _ClassVar[int]
+    USEFUL_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    STALL_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
+    HINTS_UNUSED_FIELD_NUMBER: _ClassVar[int]
+    slots: int
+    hits: int
+    misses: int
+    loads: int
+    prefetched: int
+    useful: int
+    late: int
+    stall_s: float
+    bytes: int
+    hints: int
+    hints_unused: int
+    def __init__(self, slots: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., loads: _Optional[int] = ..., prefetched: _Optional[int] = ..., useful: _Optional[int] = ..., late: _Optional[int] = ..., stall_s: _Optional[float] = ..., bytes: _Optional[int] = ..., hints: _Optional[int] = ..., hints_unused: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("session",)

@@ -49,6 +49,11 @@ class WorkerStub:
                 request_serializer=titan_dot_v1_dot_worker__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=titan_dot_v1_dot_worker__pb2.ExecuteReply.FromString,
                 _registered_method=True)
+        self.Prefetch = channel.unary_unary(
+                '/titan.v1.Worker/Prefetch',
+                request_serializer=titan_dot_v1_dot_worker__pb2.PrefetchRequest.SerializeToString,
+                response_deserializer=titan_dot_v1_dot_worker__pb2.PrefetchReply.FromString,
+                _registered_method=True)
         self.OpenLane = channel.unary_unary(
                 '/titan.v1.Worker/OpenLane',
                 request_serializer=titan_dot_v1_dot_worker__pb2.OpenLaneRequest.SerializeToString,
@@ -91,6 +96,14 @@ class WorkerServicer:
 
     def Execute(self, request_iterator, context):
         """Execute experts on activations. Replies may come in any order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prefetch(self, request, context):
+        """Experts that a layer to come will probably ask for, of those the worker reads from its own disk. May be ignored;
+        never delays an Execute. An expert or layer that does not exist is INVALID_ARGUMENT and changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,6 +153,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Execute,
                     request_deserializer=titan_dot_v1_dot_worker__pb2.ExecuteRequest.FromString,
                     response_serializer=titan_dot_v1_dot_worker__pb2.ExecuteReply.SerializeToString,
+            ),
+            'Prefetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prefetch,
+                    request_deserializer=titan_dot_v1_dot_worker__pb2.PrefetchRequest.FromString,
+                    response_serializer=titan_dot_v1_dot_worker__pb2.PrefetchReply.SerializeToString,
             ),
             'OpenLane': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenLane,
@@ -243,6 +261,33 @@ class Worker:
             '/titan.v1.Worker/Execute',
             titan_dot_v1_dot_worker__pb2.ExecuteRequest.SerializeToString,
             titan_dot_v1_dot_worker__pb2.ExecuteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/titan.v1.Worker/Prefetch',
+            titan_dot_v1_dot_worker__pb2.PrefetchRequest.SerializeToString,
+            titan_dot_v1_dot_worker__pb2.PrefetchReply.FromString,
             options,
             channel_credentials,
             insecure,

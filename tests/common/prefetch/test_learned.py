@@ -14,6 +14,7 @@ from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.registry import open_checkpoint
 from titan.common.slots import Forecast, make_policy
 from titan.common.slots.buffers import LayerBuffers
+from titan.common.slots.forecast import HORIZON
 from titan.common.store import ExpertStore
 
 
@@ -32,7 +33,7 @@ def test_experience_survives_a_restart(tmp_path: Path) -> None:
     path, fingerprint = tmp_path / "state" / "learned.npz", checkpoint.shape.fingerprint
     layers, prefetcher, transition = start()
     assert not recall(path, fingerprint, layers, prefetcher)
-    for _ in range(5):
+    for _ in range(HORIZON + 1):
         layers[0].table.look_up([1, 2])
         transition.observe(0, Routing([1, 2]))
         transition.observe(1, Routing([3, 4]))
@@ -43,8 +44,8 @@ def test_experience_survives_a_restart(tmp_path: Path) -> None:
     assert recall(path, fingerprint, layers, prefetcher)
     policy = layers[0].table.policy
     assert isinstance(policy, Forecast)
-    assert policy.successors.steps[0] == 5
-    assert policy.successors.uses[1] == 5
+    assert policy.foresight.steps[0] == HORIZON + 1
+    assert policy.foresight.weights.any()
     transition.observe(0, Routing([1, 2]))
     assert set(transition.rank(1)[:2].tolist()) == {3, 4}
 

@@ -73,7 +73,7 @@ def test_what_was_learned_is_there_after_a_restart(expected: list[int], tmp_path
     for _ in range(2):
         cluster, loaded = load(8, policy="forecast", prefetch="auto", folder=tmp_path)
         policies = [layer.table.policy for layer in cluster.layers.values()]
-        seen.append(max(p.successors.steps[0] for p in policies if isinstance(p, Forecast)))
+        seen.append(max(p.foresight.steps[0] for p in policies if isinstance(p, Forecast)))
         assert greedy_tokens(loaded, PROMPT, TOKENS) == expected
         loaded.close()
     assert seen[0] == 0

@@ -143,6 +143,24 @@ def test_the_newer_list_wins_whoever_brings_it(cluster: Cluster, tmp_path: Path)
     assert known.current == new
 
 
+def test_a_list_counts_even_where_it_cannot_be_kept(cluster: Cluster, tmp_path: Path) -> None:
+    member = cluster.member("mini")
+    there = tmp_path / "there"
+    there.mkdir()
+    revocations = Revocations(there / "ca.pem", cluster.authority_pem)
+    there.rmdir()  # as with a full or a lost disk: nothing can be written
+    done = revoke(cluster.authority, "mini")
+    assert revocations.offer(done.revocations.pem, "somebody")
+    assert member.identity.serial in revocations.current.serials
+    assert "until this process ends" in revocations.problem
+    assert not revocations.refresh()
+    assert "until this process ends" in revocations.problem
+    there.mkdir()
+    (there / LIST_FILE).write_bytes(done.revocations.pem)
+    assert not revocations.refresh()  # nothing new
+    assert revocations.problem == ""
+
+
 def test_a_changed_file_is_noticed_and_a_damaged_one_changes_nothing(cluster: Cluster) -> None:
     known = _revocations(cluster)
     assert not known.refresh()

@@ -6,24 +6,54 @@ import numpy as np
 
 from titan.common.prediction.replay import replay
 from titan.common.slots import Forecast, make_policy
-from titan.common.slots.forecast import Successors
+from titan.common.slots.forecast import HORIZON, Choices, Foresight
 
 
-def test_successors_are_discounted_counts() -> None:
-    successors = Successors(4)
-    for expert in (0, 1, 2, 0, 1):
-        successors.observe([expert])
-    # after 0: 1 follows at once, twice; 2 one token later; 0 itself after three tokens
-    np.testing.assert_allclose(successors.counts[0], [0.25, 2 + 0.125, 0.5, 0])
-    assert successors.uses.tolist() == [2, 2, 1, 0]
-    likelihood = successors.likelihood([0])
-    assert likelihood.argmax() == 1
-    assert likelihood.argmin() == 3
+def test_foresight_learns_the_discounted_share_of_what_follows() -> None:
+    foresight = Foresight(4)
+    for step in range(3000):
+        foresight.observe([step % 3], [])
+    found = 1 / (1 + np.exp(-foresight.logits()))  # 2 was the last: 0 comes next, then 1, then 2
+    weights = 0.6 ** np.arange(HORIZON)
+    expected = [weights[first::3].sum() / weights.sum() for first in (0, 1, 2)]
+    np.testing.assert_allclose(found[:3], expected, atol=0.03)
+    assert found[3] < 0.03
+
+
+def test_foresight_uses_what_the_layers_before_chose() -> None:
+    random = np.random.default_rng(1)
+    choices = Choices(2)
+    first, second = (Forecast(8, choices=choices, position=i) for i in (0, 1))
+    coming = 0
+    for _ in range(4000):  # layer 0 tells what layer 1 will choose at the token after
+        second_choice, coming = coming, int(random.integers(0, 4))
+        first.selected([4 + coming])
+        second.selected([second_choice])
+    first.selected([4 + 2])
+    second.selected([coming])
+    assert second.foresight.logits()[:4].argmax() == 2
+    alone = Forecast(8)
+    alone.selected([1])
+    assert not alone.foresight.logits().any()
+
+
+def test_nothing_is_learned_across_a_prompt_and_from_no_token_before_its_future_is_known() -> None:
+    foresight = Foresight(4)
+    for step in range(HORIZON):
+        foresight.observe([step % 4], [])
+    assert not foresight.weights.any()
+    foresight.observe([0], [])
+    learned = foresight.weights.copy()
+    assert learned.any()
+    foresight.forget_context()
+    for step in range(HORIZON):
+        foresight.observe([step % 4], [])
+    np.testing.assert_array_equal(foresight.weights, learned)
 
 
 def test_it_keeps_what_is_likely_next() -> None:
     policy = Forecast(4)
-    for _ in range(20):
+    for _ in range(200):
         for expert in (0, 1, 0, 2):
             policy.selected([expert])
             policy.used(expert)
@@ -50,5 +80,5 @@ def test_a_prompts_many_rows_teach_nothing() -> None:
     policy = Forecast(8)
     policy.selected(range(8))
     policy.used(3)
-    assert not policy.successors.steps[0]
+    assert not policy.foresight.steps[0]
     assert policy.victim(()) == 3

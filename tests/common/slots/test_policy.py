@@ -49,7 +49,7 @@ def test_lfu_forgets_what_was_popular_long_ago() -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_an_emptied_policy_knows_what_the_old_one_learned_and_holds_nothing(name: str) -> None:
     old = make_policy(name, 8)
-    for chosen in ([0, 1], [0, 2], [0, 1], [0, 2]):
+    for chosen in [[0, 1], [0, 2]] * 20:
         old.selected(chosen)
         for expert in chosen:
             old.used(expert)

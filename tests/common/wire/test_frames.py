@@ -17,7 +17,7 @@ from titan.common.errors import ClusterError, SessionUnknown, WireError, WorkerB
 from titan.common.wire import frames
 from titan.common.wire.checks import Limits
 from titan.common.wire.frames import HEADER_BYTES, TO_COORDINATOR, TO_WORKER, Header, Kind, Parts
-from titan.common.wire.messages import MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_ROWS, ExecuteCall, ExecuteResult
+from titan.common.wire.messages import MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_ROWS, ExecuteCall, ExecuteResult, Hint
 
 D, E = 16, 8
 LIMITS = Limits(D, E, "float32")
@@ -54,6 +54,18 @@ def test_a_request_survives_the_way(rows: int, pairs: int, sort: bool) -> None:
     assert (found.request_id, found.layer, found.sort, found.deadline_s) == (call.request_id, 47, sort, 0.25)
     for name in ("activations", "pair_rows", "pair_experts"):
         np.testing.assert_array_equal(getattr(found, name), getattr(call, name))
+
+
+def test_a_hint_survives_the_way_and_any_other_is_refused() -> None:
+    data = joined(frames.encode_hint(Hint(3, (5, 0, 7), 2), 9))
+    header = frames.parse_header(data, TO_WORKER)
+    assert (header.epoch, header.layer) == (9, 3)
+    assert frames.decode_hint(header, data[HEADER_BYTES:], LIMITS) == Hint(3, (5, 0, 7), 2)
+    with pytest.raises(WireError):
+        frames.parse_header(data, TO_COORDINATOR)
+    for change in ({"pairs": 2}, {"pairs": 0}, {"rows": 4}, {"rows": 0}):
+        with pytest.raises(WireError):
+            frames.decode_hint(header._replace(**change), data[HEADER_BYTES:], LIMITS)
 
 
 def test_a_request_is_decoded_without_a_copy() -> None:
@@ -149,7 +161,7 @@ def _fields(kinds: list[int]) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 @settings(max_examples=1000, deadline=None, derandomize=True)
-@given(fields=_fields([3, 3, 3, 1, 6, 0, 77]), payload=st.binary(max_size=1024))
+@given(fields=_fields([3, 3, 3, 1, 6, 8, 8, 0, 77]), payload=st.binary(max_size=1024))
 def test_any_request_is_a_valid_call_or_a_wire_error(fields: tuple[int, ...], payload: bytes) -> None:
     request_holds(frames.HEADER.pack(*fields), payload)
 
@@ -157,6 +169,10 @@ def test_any_request_is_a_valid_call_or_a_wire_error(fields: tuple[int, ...], pa
 def request_holds(head: bytes, payload: bytes) -> str:
     try:
         header = frames.parse_header(head, TO_WORKER)
+        if header.kind == Kind.HINT:
+            hint = frames.decode_hint(header, memoryview(payload), LIMITS)
+            assert all(0 <= expert < E for expert in hint.experts)
+            assert 1 <= hint.reads <= len(hint.experts)
         if header.kind != Kind.EXECUTE:
             return "other"
         call = frames.decode_execute(header, memoryview(payload), LIMITS)

@@ -27,7 +27,7 @@ def test_nothing_is_left_behind() -> None:
         before_bytes = probed.engine.run_between_steps(mx.get_active_memory).result(10)
         process = psutil.Process()
         before = (process.num_fds(), threading.active_count())
-        assert load.run(REQUESTS).keys() == {"whole", "streamed", "left", "refused"}
+        assert load.run(range(REQUESTS)).keys() == {"whole", "streamed", "left", "refused"}
         wait_until(api.idle, "the engine to be idle")
         status = probed.engine.status()
         assert (status.state, status.restarts, status.kv_tokens, status.failed) == ("ready", 0, 0, 0)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from titan.common.errors import ClusterError, WorkerLost, WorkerTimeout
-from titan.common.wire.messages import ExecuteCall, ExecuteResult
+from titan.common.wire.messages import ExecuteCall, ExecuteResult, Hint
 from titan.coordinator.remote.exchange import MAX_HEDGE_CREDIT, Answered, Exchange, Failed, Outstanding
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Arrival
@@ -52,6 +52,9 @@ class Scripted:
         if self._end is not None:
             raise self._end
         self.sent.append(call)
+
+    def hint(self, hint: Hint) -> bool:
+        return False
 
     def flush(self) -> None: ...
 

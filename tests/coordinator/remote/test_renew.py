@@ -51,7 +51,7 @@ def link(worker: RunningWorker, request: pytest.FixtureRequest) -> Iterator[Work
     own = Certificates(OwnCertificate(worker.credentials))
     timeouts = Timeouts(execute=0.05)
     made = WorkerLink(spec, own, timeouts, worker.shape, worker.dtype, "instance-1", worker.store, request.param)
-    made.assign(worker.residency)
+    made.assign(worker.share.pinned)
     made.start()
     assert made.wait(("ready",), time.monotonic() + DEADLINE_S), made.status
     yield made
