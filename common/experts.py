@@ -15,10 +15,13 @@ import numpy as np
 
 from titan.common.errors import DiskStalled, MemoryBudgetError
 from titan.common.execution import SORT_AT_PAIRS, apply_pairs, apply_rows
+from titan.common.pair_groups import PairGroups
 from titan.common.prefetch.incoming import Incoming
 from titan.common.slots import EvictionPolicy, SlotTable
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store.readers import ReaderPool
+from titan.common.stream import LayerStream
+from titan.common.stream.sections import last_chosen
 
 # fill(layer, expert, targets): see ExpertStore.read_expert
 Fill = Callable[[int, int, Sequence[np.ndarray]], None]
@@ -38,6 +41,9 @@ class ExpertLayer:
         readers: pool for reading several experts at once.
         fill_many: reads several experts, neighbours in one call; by default one after another.
         overlap: run the experts that are there while the others are read.
+
+    Attributes:
+        stream: reads more experts than there are slots, where that is sooner than group by group through the slots.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class ExpertLayer:
         self.table = SlotTable(buffers.capacity, policy)
         self.whole = False  # every expert pinned, expert e in slot e: the router's indices are slot ids
         self.overlap = overlap
+        self.stream: LayerStream | None = None
         self.incoming = Incoming(buffers, self.table, fill, readers, self.settle) if readers is not None else None
         self._index = buffers.layer.index
         self._fill, self._pool = fill, readers
@@ -144,7 +151,6 @@ class ExpertLayer:
     def _run(
         self, x: mx.array, rows: np.ndarray, experts: np.ndarray, distinct: list[int], missing: list[int], sort: bool
     ) -> mx.array:
-        here = [e for e in distinct if e in self.table.slots]
         width = self.table.evictable_slots
         fits = self._fits(distinct)
         if fits and not self._overlaps(missing, distinct):
@@ -159,27 +165,55 @@ class ExpertLayer:
                 f"layer {self._index} has no slot left for experts that are not pinned", "Raise coordinator.memory"
             )
         self.settle()
-        # Half the slots are filled while the other half is computed on, what is there first.
-        half = width if fits else max(1, width // 2)
-        groups = [part[i : i + half] for part in (here, missing) for i in range(0, len(part), half)]
-        outputs, positions = [], []
-        before: list[int] = []
-        for group in groups:
-            if group[0] not in self.table.slots:
-                beside = fits or sum(e not in self.table.pinned for e in before) + len(group) <= width
-                mx.eval(outputs[:-1] if beside else outputs)
-                self._load(group, keep=distinct if fits else [*before, *group] if beside else group)
-            chosen = np.flatnonzero(np.isin(experts, group))
-            y = apply_pairs(self.buffers, x, rows[chosen], self._slots_of(experts[chosen]), sort=sort)
-            mx.async_eval(y)
-            self._unevaluated.append(y)
-            outputs.append(y)
-            positions.append(chosen)
-            before = group
-        order = np.argsort(np.concatenate(positions)).astype(np.uint32)
-        y = mx.concatenate(outputs)[mx.array(order)]
+        pairs = PairGroups(x, rows, experts, sort=sort)
+        here = [e for e in distinct if e in self.table.slots]
+        if not fits and self.stream is not None and missing and self.stream.pays(self.buffers.layer, missing):
+            self._run_streamed(self.stream, pairs, here, missing)
+        else:
+            self._run_grouped(pairs, here, missing, distinct if fits else [])
+        y = pairs.joined()
         self._unevaluated.append(y)
         return y
+
+    def _run_grouped(self, pairs: PairGroups, here: list[int], missing: list[int], keep: list[int]) -> None:
+        """Half the slots are filled while the other half is computed on, what is there first.
+
+        keep: experts that all have their place; without them only those of the group before are kept.
+        """
+        width = self.table.evictable_slots
+        half = width if keep else max(1, width // 2)
+        before: list[int] = []
+        for group in [part[i : i + half] for part in (here, missing) for i in range(0, len(part), half)]:
+            if group[0] not in self.table.slots:
+                beside = bool(keep) or sum(e not in self.table.pinned for e in before) + len(group) <= width
+                mx.eval(pairs.outputs[:-1] if beside else pairs.outputs)
+                start = time.perf_counter()
+                self._load(group, keep=keep or ([*before, *group] if beside else group))
+                if self.stream is not None and not keep:
+                    self.stream.rates.read_scattered(len(group), time.perf_counter() - start)
+            self._unevaluated.append(pairs.apply(self.buffers, self._places(group)))
+            before = group
+
+    def _run_streamed(self, stream: LayerStream, pairs: PairGroups, here: list[int], missing: list[int]) -> None:
+        """What is in a slot from there, the rest past the slots; those chosen last are kept, as far as they fit."""
+        wanted = frozenset(last_chosen(reversed(pairs.experts.tolist()), self.table.evictable_slots))
+        if here:
+            self._unevaluated.append(pairs.apply(self.buffers, self._places(here)))
+        waited_s = stream.waited_s
+        try:
+            for experts, buffers in stream.run(self.buffers.layer, pairs, missing):
+                kept = [(i, e) for i, e in enumerate(experts) if e in wanted and e not in self.table.slots]
+                if kept:
+                    self.settle()
+                for place, expert in kept:
+                    slots = self.table.reserve([expert], wanted)
+                    if slots is None:
+                        break
+                    self.buffers.copy_slot(slots[0], buffers, place)
+                    self.table.map(expert)
+        finally:
+            self.table.counts.stall_s += stream.waited_s - waited_s
+        self.table.counts.streamed += len(missing)
 
     def _fits(self, distinct: list[int]) -> bool:
         if len(distinct) <= self.table.evictable_slots:
@@ -246,6 +280,9 @@ class ExpertLayer:
                 for a, b in pairwise(cuts)
             ]
         )
+
+    def _places(self, experts: Sequence[int]) -> dict[int, int]:
+        return {e: self.table.slots[e] for e in experts}
 
     def _slots_of(self, experts: np.ndarray) -> np.ndarray:
         slots = self.table.slots

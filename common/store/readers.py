@@ -82,15 +82,25 @@ class ReaderPool:
         if len(jobs) == 1 or self.width == 1:
             self._run_here(jobs)
             return
+        first = Ticket(jobs[0], self, prefetch=False)
+        first.state = "running"
+        tickets = [first, *self.begin(jobs[1:])]
+        first.run()
+        self.finish(tickets)
+
+    def begin(self, jobs: Sequence[Callable[[], None]]) -> list[Ticket]:
+        """Hand demand jobs over; `finish` waits for them."""
         tickets = [Ticket(job, self, prefetch=False) for job in jobs]
         with self._condition:
             self._start()
-            self._demand.extend(tickets[1:])
-            self._condition.notify(len(tickets) - 1)
-        tickets[0].state = "running"
-        tickets[0].run()
-        for ticket in tickets[1:]:
-            if ticket.cancel():  # nobody has begun it: sooner done here than handed over
+            self._demand.extend(tickets)
+            self._condition.notify(len(tickets))
+        return tickets
+
+    def finish(self, tickets: Sequence[Ticket]) -> None:
+        """Wait for demand jobs, running here what nobody has begun; raises as `run_all`."""
+        for ticket in tickets:
+            if ticket.cancel():  # sooner done here than handed over
                 ticket.run()
         for ticket in tickets:
             ticket.wait_done()
