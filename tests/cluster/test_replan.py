@@ -113,7 +113,7 @@ async def test_experts_move_while_answers_go_on() -> None:
             assert await asyncio.to_thread(engine.stop, 30)
 
 
-async def test_text_of_another_kind_brings_another_plan() -> None:
+async def test_text_of_another_kind_brings_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference_tokens(load_reference(DEMO_MODEL), list(PROMPT), 40)
     with LoopbackCluster(DEMO_MODEL, settings={"timeouts": {"execute": "4s"}}) as loopback:
         cluster = loopback.coordinator(ClusterOptions())
@@ -122,6 +122,7 @@ async def test_text_of_another_kind_brings_another_plan() -> None:
         try:
             await wait_until_ready(engine, lambda _phase: None)
             shape = cluster.checkpoint.shape
+            monkeypatch.setattr(cluster, "reply_medians", dict)  # how fast this machine is today does not matter
             # Planned for text that wants other experts; reading is so slow here that who is at home decides.
             cluster.figures = Figures("k", HOME, {"worker-1": NEAR, "worker-2": NEAR})
             others = zipf_layers(len(shape.layers), shape.num_experts, shape.top_k, 2.0, seed=1)
