@@ -1,4 +1,4 @@
-"""`titan bench net`, `layer` and `hints`: what the way to a worker costs, and what telling it early brings."""
+"""`titan bench net`, `layer`, `loss` and `hints`: what the way to a worker costs, losing it, and telling it early."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def register_bench(app: typer.Typer) -> None:
     """Mount the commands under `titan bench`."""
     app.command("net")(net_command)
     app.command("layer")(layer_command)
+    app.command("loss")(loss_command)
     app.command("hints")(hints_command)
 
 
@@ -99,6 +100,36 @@ def layer_command(
             f"the lane saves {decoded.saved_us:.0f} µs a layer, {decoded.ratio:.2f} times as fast; "
             f"tokens {'identical' if decoded.identical else 'DIFFER'}"
         )
+
+
+def loss_command(
+    model: Annotated[Path, typer.Option(help="Checkpoint to measure; the demo model by default.")] = DEMO_MODEL,
+    tokens: Annotated[int, typer.Option(min=24, max=10_000, help="Of an answer; the fault comes in the middle.")] = 48,
+    runs: Annotated[int, typer.Option(min=1, max=100, help="Of each fault.")] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """What a worker that is killed, or stopped, costs the tokens that follow; two workers on loopback."""
+    from titan.coordinator.bench.loss import NEXT, bench_loss  # loads MLX
+
+    setup_logging("text", "ERROR")
+    with Console(stderr=True).status("starting workers") as status:
+        figures = bench_loss(model, tokens, runs, status.update)
+    if as_json:
+        typer.echo(json.dumps([asdict(f) for f in figures]))
+        return
+    table = Table(title=f"{model.name}: one of two workers is lost; ms a token, medians of {runs}")
+    columns = ("worker", "steady", "at the loss", "longest", f"next {NEXT}", "local only", "next ÷ local")
+    for column in (*columns, "same tokens"):
+        table.add_column(column, justify="left" if column == "worker" else "right")
+    for f in figures:
+        times = (f.steady_ms, f.fault_ms, f.longest_ms, f.next_ms, f.alone_ms)
+        same = "yes" if f.identical else "NO"
+        table.add_row(f.fault, *(f"{ms:.1f}" for ms in times), f"{f.next_over_alone:.2f}", same)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"the latest deadline of such a call is {figures[0].limit_ms:.0f} ms (timeouts.execute); a measured one is earlier"
+    )
 
 
 def hints_command(
