@@ -128,7 +128,7 @@ def loss_command(
     console = Console()
     console.print(table)
     console.print(
-        f"the latest deadline of such a call is {figures[0].limit_ms:.0f} ms (timeouts.execute); a measured one is earlier"
+        f"the latest deadline of a call is {figures[0].limit_ms:.0f} ms (timeouts.execute); measured ones are earlier"
     )
 
 
