@@ -451,7 +451,8 @@ class Cluster:
         """What dispatch chooses by; None for a plan that was made without figures."""
         if plan.predicted is None:
             return None
-        return Costs.of(plan.nodes, self.checkpoint.shape.hidden_size * COMPUTE_DTYPES[self.dtype][0].itemsize)
+        row_bytes = self.checkpoint.shape.hidden_size * COMPUTE_DTYPES[self.dtype][0].itemsize
+        return Costs.of(plan.nodes, row_bytes, reduced=self.reduced)
 
     def assign(self, plan: Plan) -> None:
         for position, link in enumerate(self.links, start=1):

@@ -92,6 +92,7 @@ def make_problem(
         activation_bytes=row_bytes,
         sync_s=home.sync_s + home.choice_s if home else 0.0,
         frequencies=frequencies,
+        reduced=hosts.precision == "reduced",
     )
 
 

@@ -37,16 +37,18 @@ class Costs:
     readers: int
 
     @staticmethod
-    def of(nodes: Sequence[Node], activation_bytes: int = 0, *, warm: bool = False) -> Costs:
-        """Costs of one row. `warm` takes the page cache's lambda where it was measured."""
+    def of(nodes: Sequence[Node], activation_bytes: int = 0, *, warm: bool = False, reduced: bool = False) -> Costs:
+        """Costs of one row. `warm` takes the page cache's lambda where it was measured; with wire precision `reduced`
+        one result a row comes back instead of one a pair.
+        """
         wire = [
             activation_bytes / n.bandwidth_bytes_s if n.bandwidth_bytes_s and i else 0.0 for i, n in enumerate(nodes)
         ]
         home = nodes[0]
         return Costs(
-            pair_s=tuple(n.compute_s + w for n, w in zip(nodes, wire, strict=True)),
+            pair_s=tuple(n.compute_s + (0.0 if reduced else w) for n, w in zip(nodes, wire, strict=True)),
             base_s=tuple(
-                n.compute_fixed_s + (n.round_trip_s + w if i else 0.0)
+                n.compute_fixed_s + (n.round_trip_s + (2 * w if reduced else w) if i else 0.0)
                 for i, (n, w) in enumerate(zip(nodes, wire, strict=True))
             ),
             fixed_s=tuple(n.compute_fixed_s for n in nodes),

@@ -42,7 +42,7 @@ class Evaluator:
     def __init__(self, problem: Problem, like: Evaluator | None = None) -> None:
         """`like`: one of a problem with the same frequencies, whose fitted weights are taken over."""
         self.problem = problem
-        self.costs = Costs.of(problem.nodes, problem.activation_bytes)
+        self.costs = Costs.of(problem.nodes, problem.activation_bytes, reduced=problem.reduced)
         self.top_k = problem.top_k
         self.weights, self.kind = (like.weights, like.kind) if like is not None else _weights(problem)
         self.flat = [bool(np.ptp(w) == 0) for w in self.weights]
@@ -114,6 +114,17 @@ class Evaluator:
                 chosen = float(frequencies[mine].sum())
                 busy[n] += nodes[n].compute_s * chosen + nodes[n].compute_fixed_s * min(1.0, chosen)
         return busy
+
+    def results(self, place: Ints) -> tuple[float, float]:
+        """Expected results that come back from workers in a step at batch 1: one a pair, and one a row and worker."""
+        pairs = rows = 0.0
+        for layer, row in enumerate(place):
+            every = np.arange(len(row))
+            ways = self.polynomial(layer, every)[self.top_k]
+            pairs += float(self.frequencies(layer)[row > 0].sum())
+            for worker in np.unique(row[row > 0]).tolist():
+                rows += 1.0 - float(self.polynomial(layer, every[row != worker])[self.top_k] / ways)
+        return pairs, rows
 
     def frequencies(self, layer: int) -> Floats:
         """[E]: how often a row selects each expert of a layer."""

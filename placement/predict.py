@@ -81,7 +81,7 @@ def batch_layer(evaluator: Evaluator, row: Ints, ids: Ints):
         pairs, rows = hit.sum(axis=(1, 2)), hit.any(axis=2).sum(axis=1)
         node = problem.nodes[worker]
         wire = problem.activation_bytes / node.bandwidth_bytes_s if node.bandwidth_bytes_s else 0.0
-        more = np.maximum(rows - 1, 0) * wire
+        more = np.maximum(rows - 1, 0) * (2 * wire if problem.reduced else wire)
         span = np.maximum(span, np.where(pairs > 0, costs.base_s[worker] + costs.pair_s[worker] * pairs + more, 0.0))
     seen = np.zeros((steps, len(row)), dtype=bool)
     seen[np.arange(steps)[:, None], ids.reshape(steps, -1)] = True

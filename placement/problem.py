@@ -32,6 +32,7 @@ class Problem:
         batch_rows: batch sizes to predict tokens a second for.
         energy_weight, traffic_weight: lambda (seconds a joule) and mu of the objective (7); a byte's cost on a link is
             1 / bandwidth. The bound and the gap then refer to the objective, leaving out what cannot be negative.
+        reduced: whether workers return one sum a row (wire precision `reduced`).
     """
 
     fingerprint: str
@@ -48,6 +49,7 @@ class Problem:
     batch_rows: tuple[int, ...] = (1, 4, 8)
     energy_weight: float = 0.0
     traffic_weight: float = 0.0
+    reduced: bool = False
 
     @staticmethod
     def from_shape(shape: ModelShape, nodes: tuple[Node, ...], *, attention_s: float, **more: object) -> Problem:

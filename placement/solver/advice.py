@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from titan.placement.evaluate import Evaluator, Ints
 from titan.placement.plan import Plan
 from titan.placement.values import Node
 
@@ -40,6 +42,20 @@ def explain(plan: Plan, without: Mapping[str, float]) -> tuple[str, ...]:
     if len(plan.nodes) > 1:
         out.append(_alone(plan, step))
     return tuple(out)
+
+
+def about_precision(evaluator: Evaluator, place: Ints) -> tuple[str, ...]:
+    """What wire precision `reduced` would gain over `exact` with this arrangement; nothing to say without workers."""
+    problem = evaluator.problem
+    if problem.reduced or not problem.activation_bytes or not (place > 0).any():
+        return ()
+    pairs, rows = evaluator.results(place)
+    step, other = evaluator.step(place), Evaluator(replace(problem, reduced=True), like=evaluator).step(place)
+    kib = problem.activation_bytes / 1024
+    return (
+        f"`precision: reduced` would bring back {rows * kib:.1f} KiB a token instead of {pairs * kib:.1f} KiB and take "
+        f"{_ms(other)} instead of {_ms(step)} a step, at the price of results that are no longer mlx-lm's to the bit.",
+    )
 
 
 def _worker(plan: Plan, index: int, node: Node, step: float, alone: float | None) -> str:

@@ -13,7 +13,7 @@ from titan.placement.evaluate import Evaluator, Ints
 from titan.placement.plan import Plan
 from titan.placement.predict import predict
 from titan.placement.problem import Problem
-from titan.placement.solver.advice import explain
+from titan.placement.solver.advice import about_precision, explain
 from titan.placement.solver.baselines import NAMES, baseline
 from titan.placement.solver.bound import lower_bound
 from titan.placement.solver.classes import worker_classes
@@ -73,7 +73,8 @@ def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.
         lower_bound_s=max(0.0, bound.bound_s),
         gap=max(0.0, (evaluator.step(place) - saved_s) / bound.bound_s - 1) if bound.bound_s > 0 else None,
     )
-    return replace(plan, advice=explain(plan, {name: evaluator.step(row) for name, row in smaller.items()}))
+    advice = explain(plan, {name: evaluator.step(row) for name, row in smaller.items()})
+    return replace(plan, advice=(*advice, *about_precision(evaluator, place)))
 
 
 class _Clock:
