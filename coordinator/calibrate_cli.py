@@ -42,10 +42,11 @@ def calibrate(
         report = asdict(figures) | {"memory_bytes": {"home": experts_bytes} | memory, "not_measured": absent}
         typer.echo(json.dumps(report))
         return
-    _show(figures, experts_bytes, memory, absent)
+    show_figures(figures, experts_bytes, memory, absent)
 
 
-def _show(figures: Figures, home_bytes: int, memory: dict[str, int | None], absent: dict[str, str]) -> None:
+def show_figures(figures: Figures, home_bytes: int, memory: dict[str, int | None], absent: dict[str, str]) -> None:
+    """Print this machine's figures and, by worker, how it looks from here; `absent`: worker -> why it is not known."""
     console = Console()
     home = figures.home
     table = Table(title="this machine", title_justify="left", show_header=False)

@@ -16,7 +16,7 @@ import pytest
 from fixtures.namespaces import why_not
 
 SCRIPT = Path(__file__).parents[1] / "fixtures" / "chaos.py"
-STEPS = 40
+STEPS = 24
 DEADLINE_S = 280
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fixtures.cluster_load import load_with_losses
 
-REQUESTS = 80
+REQUESTS = 48
 
 
 def test_load_while_a_worker_dies_and_comes_back() -> None:

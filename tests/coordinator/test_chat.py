@@ -62,9 +62,25 @@ class Terminal:
                 self.shown += ESCAPES.sub("", os.read(self._fd, 1 << 16).decode("utf-8", "replace"))
         return self.shown
 
+    def asks(self) -> None:
+        """Wait until the prompt is the last thing shown."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not self.shown.endswith("> "):
+            left_s = deadline_s - time.monotonic()
+            assert left_s > 0, f"no prompt is shown: {self.shown!r}"
+            if select.select([self._fd], [], [], left_s)[0]:
+                self.shown += ESCAPES.sub("", os.read(self._fd, 1 << 16).decode("utf-8", "replace"))
+
+    def close(self) -> None:
+        """End the program if it has not ended."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(DEADLINE_S)
+            os.close(self._fd)
+
     def end(self) -> int:
         """Leave; returns the exit status."""
-        self.see("> ")
+        self.asks()
         self.type("/exit\r")
         deadline_s = time.monotonic() + DEADLINE_S
         while self._process.poll() is None:
@@ -77,9 +93,9 @@ class Terminal:
 
 
 def test_a_person_talks_stops_an_answer_and_survives_the_server(tmp_path: Path) -> None:
-    with ProbedEngine() as probed:
+    with ProbedEngine() as probed, contextlib.ExitStack() as stack:
         with RunningApi(probed) as api:
-            terminal = Terminal(api.url, tmp_path)
+            terminal = stack.enter_context(contextlib.closing(Terminal(api.url, tmp_path)))
             terminal.see(HELP)
             for typed, shown in (
                 ("/temperature 9\r", "needs a number in 0..2"),
@@ -92,6 +108,7 @@ def test_a_person_talks_stops_an_answer_and_survives_the_server(tmp_path: Path) 
             body = {"messages": [{"role": "user", "content": "Who art thou?"}], "temperature": 0, "max_tokens": 24}
             whole = api.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
             terminal.see(whole.split()[-1])
+            terminal.asks()
 
             go_on, reached = threading.Event(), threading.Event()
 
@@ -105,7 +122,7 @@ def test_a_person_talks_stops_an_answer_and_survives_the_server(tmp_path: Path) 
             terminal.type("Speak.\r")
             wait_until(reached.is_set, "the answer to begin")
             terminal.type("\x03")
-            terminal.see("> ")
+            terminal.asks()
             go_on.set()
             wait_until(lambda: probed.engine.status().cancelled == 1, "the answer to be stopped")
             terminal.type(f"/save {tmp_path}/talk.md\r")
