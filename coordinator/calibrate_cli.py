@@ -72,8 +72,9 @@ def show_figures(figures: Figures, home_bytes: int, memory: dict[str, int | None
         table.add_row(*row)
     console.print(table)
     table = Table(title="workers, as this machine sees them", title_justify="left")
-    for column in ("worker", "memory (M_n)", "used", "address", "over", "rho", "c_n", "beta", "power (P_n)"):
-        table.add_column(column)
+    table.add_column("worker", no_wrap=True)
+    for column in ("memory (M_n)", "used", "address", "over", "rho", "c_n", "beta", "power (P_n)"):
+        table.add_column(column, overflow="fold")
     for name, chosen in figures.workers.items():
         for worker in (chosen, *figures.elsewhere.get(name, ())):
             first = worker is chosen
