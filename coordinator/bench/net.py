@@ -77,7 +77,7 @@ def bench_loopback(
         issue(authority, "coordinator", role=Role.COORDINATOR, hosts=["localhost"], days=1)
         credentials = load_credentials_dir(folder, role=Role.COORDINATOR)
         with _pinned(cores, server=True):
-            process = stack.enter_context(WorkerProcess(WORKER, folder, 1 << 20, program=ECHO))
+            process = stack.enter_context(WorkerProcess(WORKER, folder, 1 << 20, program=ECHO, own_cores=False))
             process.wait_until_listening()
         stack.enter_context(_pinned(cores, server=False))
         ports = next(entry for entry in process.log if entry.get("message") == "listening")

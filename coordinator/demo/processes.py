@@ -35,6 +35,7 @@ class WorkerProcess:
         port: 0 takes a free one.
         program: what to run instead of titan-worker, with the same options.
         arguments: further ones.
+        own_cores: it may use every core, also where this thread is kept on one.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class WorkerProcess:
         port: int = 0,
         program: tuple[str, ...] = PROGRAM,
         arguments: tuple[str, ...] = (),
+        *,
+        own_cores: bool = True,
     ) -> None:
         self.name = name
         self.address = ""
@@ -55,7 +58,7 @@ class WorkerProcess:
         command += ["--memory", str(memory), "--log-format", "json", "--with-parent", *arguments]
         if model is not None:
             command += ["--model", str(model)]
-        with every_core():
+        with every_core() if own_cores else contextlib.nullcontext():
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
             )
