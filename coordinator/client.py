@@ -13,7 +13,7 @@ import httpx
 from titan.common.config.api_key import read_api_key
 from titan.common.errors import ClusterError, ConfigError, WorkerUnreachable
 
-__all__ = ["connect", "get", "stream_chat"]
+__all__ = ["base_of", "connect", "get", "stream_chat"]
 
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
 
@@ -21,8 +21,13 @@ TIMEOUT = httpx.Timeout(10.0, read=600.0)
 def connect(url: str, key_file: Path | None) -> httpx.Client:
     """A client of the coordinator at `url`; close it."""
     headers = {} if key_file is None else {"Authorization": f"Bearer {read_api_key(os.fspath(key_file))}"}
+    return httpx.Client(base_url=base_of(url), headers=headers, timeout=TIMEOUT)
+
+
+def base_of(url: str) -> str:
+    """The coordinator's root for what people paste: with or without `http://`, a trailing slash, or `/v1`."""
     base = url if "://" in url else f"http://{url}"
-    return httpx.Client(base_url=base.rstrip("/"), headers=headers, timeout=TIMEOUT)
+    return base.rstrip("/").removesuffix("/v1")
 
 
 def get(client: httpx.Client, path: str) -> Any:

@@ -89,12 +89,15 @@ def _disk(disk: dict[str, Any]) -> str:
 
 def _workers(workers: list[dict[str, Any]]) -> Table:
     table = Table()
-    for column in ("worker", "state", "pairs", "share", "reply", "experts", "cache hits", "loads", "stall", "hints"):
-        table.add_column(column, justify="left" if column in ("worker", "state") else "right")
+    caches = ("cache hits", "loads", "stall", "hints") if any(worker["cache"] is not None for worker in workers) else ()
+    for column in ("worker", "state"):
+        table.add_column(column, no_wrap=True)
+    for column in ("pairs", "share", "reply", "experts", *caches):
+        table.add_column(column, justify="right")
     total = sum(worker["pairs"] for worker in workers) or 1
     for worker in workers:
         cache = worker["cache"]
-        own = ["—"] * 4
+        own = ["—"] * len(caches)
         if cache is not None:
             hints = f"{cache['hints']} ({cache['hints_unused']} unused)"
             own = [_percent(cache["hit_rate"]), str(cache["loads"]), format_seconds(cache["stall_s"]), hints]

@@ -41,10 +41,10 @@ def serve_command(
     rows: list[dict[str, Any]]
     if url is not None:
         from titan.coordinator.bench.serve_http import bench_http
+        from titan.coordinator.client import base_of
 
         key = None if key_file is None else read_api_key(key_file)
-        base = url if "://" in url else f"http://{url}"
-        rows = [asdict(f) for f in asyncio.run(bench_http(base, key, batches, tokens, repeats, prompt))]
+        rows = [asdict(f) for f in asyncio.run(bench_http(base_of(url), key, batches, tokens, repeats, prompt))]
     else:
         from titan.coordinator.bench.serve import bench_engine  # loads MLX
 

@@ -76,3 +76,9 @@ def test_a_coordinator_that_is_not_there_is_named() -> None:
     failed = run_titan("stats", "--url", "http://127.0.0.1:9")
     assert failed.returncode != 0
     assert "127.0.0.1:9" in failed.stdout + failed.stderr
+
+
+def test_what_people_paste_as_the_coordinators_address() -> None:
+    for text in ("desk:8080", "http://desk:8080", "http://desk:8080/", "http://desk:8080/v1", "desk:8080/v1/"):
+        assert base_of(text) == "http://desk:8080"
+    assert base_of("https://desk/v1") == "https://desk"
