@@ -14,6 +14,7 @@ from fixtures.processes import CoordinatorProcess, run_titan, write_hosts
 
 from titan.common.config.hosts import HostsConfig
 from titan.common.registry import open_checkpoint
+from titan.coordinator.client import base_of
 from titan.deploy import DEMO_MODEL
 
 SLOTS = 8
