@@ -64,12 +64,19 @@ class Terminal:
 
     def asks(self) -> None:
         """Wait until the prompt is the last thing shown."""
+        self._until(r"> $")
+
+    def _until(self, pattern: str) -> None:
         deadline_s = time.monotonic() + DEADLINE_S
-        while not self.shown.endswith("> "):
+        while not re.search(pattern, self.shown):
             left_s = deadline_s - time.monotonic()
-            assert left_s > 0, f"no prompt is shown: {self.shown!r}"
+            assert left_s > 0, f"{pattern} is not shown: {self.shown[:2000]!r}"
             if select.select([self._fd], [], [], left_s)[0]:
                 self.shown += ESCAPES.sub("", os.read(self._fd, 1 << 16).decode("utf-8", "replace"))
+
+    def answers(self) -> None:
+        """Wait until something of an answer is shown below what was typed."""
+        self._until(r"\n\s*\w")
 
     def close(self) -> None:
         """End the program if it has not ended."""
@@ -120,7 +127,8 @@ def test_a_person_talks_stops_an_answer_and_survives_the_server(tmp_path: Path) 
             probed.probe.reset()
             probed.probe.before(hold)
             terminal.type("Speak.\r")
-            wait_until(reached.is_set, "the answer to begin")
+            terminal.answers()
+            wait_until(reached.is_set, "the answer to be held")
             terminal.type("\x03")
             terminal.asks()
             go_on.set()
