@@ -94,16 +94,7 @@ def look(source: Source) -> Repository:
     """
     if not is_repository(source.name):
         raise ConfigError(f"{source.name[:200]!r} is no repository", "Write org/name as the hub shows it")
-    with _explained(source):
-        files = snapshot_download(
-            source.name,
-            revision=source.revision,
-            local_dir=source.folder,
-            endpoint=source.endpoint,
-            allow_patterns=list(WANTED),
-            etag_timeout=ANSWER_S,
-            dry_run=True,
-        )
+    files = _snapshot(source, dry_run=True)
     assert isinstance(files, list)
     config = next((file for file in files if file.filename == CONFIG), None)
     if config is None or not any(file.filename.endswith(".safetensors") for file in files):
@@ -124,16 +115,21 @@ def download(source: Source) -> Checkpoint:
         DownloadFailed: the hub stopped giving it; what came is kept.
         CheckpointError: what came is no checkpoint that Titan runs.
     """
+    return open_checkpoint(Path(str(_snapshot(source, dry_run=False))))
+
+
+def _snapshot(source: Source, *, dry_run: bool) -> str | list[DryRunFileInfo]:
+    """The folder with what is wanted of a repository, fetched; or, dry, what that would take."""
     with _explained(source):
-        path = snapshot_download(
+        return snapshot_download(
             source.name,
             revision=source.revision,
             local_dir=source.folder,
             endpoint=source.endpoint,
             allow_patterns=list(WANTED),
             etag_timeout=ANSWER_S,
+            dry_run=dry_run,
         )
-    return open_checkpoint(Path(str(path)))
 
 
 def _family(source: Source, config: DryRunFileInfo) -> str:
