@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures.checkpoints import make_checkpoint
-from fixtures.worker_server import DEADLINE_S, RunningWorker, running_worker, wait_until
+from fixtures.worker_server import DEADLINE_S, RunningWorker, wait_until
 
 from titan.common.errors import (
     ClusterError,
@@ -33,19 +31,6 @@ from titan.worker.requests import MAX_QUEUED, arrival
 
 HIDDEN, EXPERTS = 128, 8
 TIMES = ReplyTimes(DEADLINE_S, 0.0)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "mini"
-    make_checkpoint(path, layers=2, experts=EXPERTS, hidden=HIDDEN, width=64)
-    return path
-
-
-@pytest.fixture
-def worker(tmp_path: Path, model: Path) -> Iterator[RunningWorker]:
-    with running_worker(tmp_path / "certs", model) as running:
-        yield running
 
 
 @pytest.fixture(params=["lane", "grpc"])

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures.checkpoints import make_checkpoint
-from fixtures.worker_server import DEADLINE_S, RunningWorker, running_worker, wait_until
+from fixtures.worker_server import DEADLINE_S, RunningWorker, wait_until
 
 from titan.common.slots.table import SlotCounts
 from titan.common.wire.messages import MAX_HINTED, ExecuteCall, ExecuteResult, Hint
@@ -29,19 +27,6 @@ HIDDEN, EXPERTS, SLOTS = 128, 8, 4
 ALL = tuple(range(EXPERTS))
 SERVED = Share({}, {0: Cache(SLOTS, ALL), 1: Cache(SLOTS, ALL)})
 HELD = {layer: frozenset(ALL) for layer in (0, 1)}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "mini"
-    make_checkpoint(path, layers=2, experts=EXPERTS, hidden=HIDDEN, width=64)
-    return path
-
-
-@pytest.fixture
-def worker(tmp_path: Path, model: Path) -> Iterator[RunningWorker]:
-    with running_worker(tmp_path / "certs", model) as running:
-        yield running
 
 
 @pytest.fixture

@@ -10,12 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures.checkpoints import make_checkpoint
-from fixtures.worker_server import DEADLINE_S, NAME, RunningWorker, running_worker, wait_until
+from fixtures.worker_server import DEADLINE_S, NAME, RunningWorker, wait_until
 
 from titan.common.config.hosts import Timeouts, Worker
 from titan.common.errors import TitanError, WorkerLost
@@ -30,19 +28,6 @@ from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.link import WorkerLink
 
 HIDDEN = 128
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "mini"
-    make_checkpoint(path, layers=2, experts=8, hidden=HIDDEN, width=64)
-    return path
-
-
-@pytest.fixture
-def worker(tmp_path: Path, model: Path) -> Iterator[RunningWorker]:
-    with running_worker(tmp_path / "certs", model) as running:
-        yield running
 
 
 @pytest.fixture(params=["lane", "grpc"])
