@@ -19,5 +19,5 @@ def test_load_while_a_worker_dies_and_comes_back() -> None:
     assert (figures["engine"]["failed"], figures["engine"]["restarts"]) == (0, 0)
     assert after["threads"] <= before["threads"] + 8  # gRPC and asyncio keep small pools
     assert after["descriptors"] <= before["descriptors"] + 8
-    assert after["resident_bytes"] < before["resident_bytes"] + (128 << 20)  # 1,000 requests level off 50 MiB above the start
+    assert after["resident_bytes"] < before["resident_bytes"] + (128 << 20)  # 1,000 level off 50 MiB above it
     assert after["prompt_cache_bytes"] <= 4 << 20
