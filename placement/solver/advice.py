@@ -32,7 +32,8 @@ def explain(plan: Plan, without: Mapping[str, float]) -> tuple[str, ...]:
     if missing := sum(not h for row in plan.residency for h in row) - _cached(plan):
         what = "expert is" if missing == 1 else "experts are"
         out.append(
-            f"{missing} {what} in nobody's memory and read from {home.name}'s SSD: {_ms(plan.predicted.stall_s)} of the {_ms(step)} step is that stall."
+            f"{missing} {what} in nobody's memory and read from {home.name}'s SSD: "
+            f"{_ms(plan.predicted.stall_s)} of the {_ms(step)} step is that stall."
         )
         if plan.lower_bound_s:
             out.append(
