@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -148,7 +149,7 @@ class Cluster:
             prompt_cache_bytes=options.prompt_cache_bytes,
         )
         self.store = ExpertStore(checkpoint)
-        self._readers = ReaderPool(READERS)
+        self._readers = ReaderPool(READERS, hosts.timeouts.read)
         self.exchange = Exchange()
         self.layer_times: LayerTimes | None = None
         instance_id = secrets.token_hex(8)
@@ -163,7 +164,7 @@ class Cluster:
                     checkpoint.shape,
                     self.dtype,
                     instance_id,
-                    self.store,
+                    self._read_bytes,
                     hosts.transport,
                     reduced=self.reduced,
                 )
@@ -242,6 +243,10 @@ class Cluster:
     @property
     def name(self) -> str:
         return self.options.name or self.checkpoint.path.name
+
+    def _read_bytes(self, layer: int, expert: int) -> bytearray:
+        """An expert for a worker, read behind all demand. On a keeper's thread."""
+        return self._readers.call(partial(self.store.read_bytes, layer, expert))
 
     def worker_status(self) -> Sequence[LinkStatus]:
         return [link.status for link in self.links]
