@@ -170,7 +170,7 @@ def test_slots_and_hints_are_counted(cluster: Cluster) -> None:
         connection = greet(spec, coordinator, Timeouts(), shape, "float32", "instance-1")
         share = Share({0: (0, 1)}, {0: Cache(1, (2, 3, 4)), 1: Cache(2, (5, 6, 7))})
         store = ExpertStore(checkpoint)
-        install(connection, share, store, DEADLINE_S, lambda _: None, lambda: False)
+        install(connection, share, store.read_bytes, DEADLINE_S, lambda _: None, lambda: False)
         store.close()
         stream = GrpcTransport(connection.stub, connection.hello.session, "mini", "float32")
         assert [ask(stream, call_of(n, expert)) for n, expert in enumerate((2, 2, 3, 4), 1)] == ["", "", "", ""]
