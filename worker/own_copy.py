@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +30,8 @@ class Reads(Protocol):
 
     def read_experts(self, layer: int, experts: Sequence[int], targets: Sequence[Sequence[np.ndarray]]) -> None: ...
 
+    def read_cached(self, layer: int, experts: Sequence[int], targets: Sequence[Sequence[np.ndarray]]) -> list[int]: ...
+
     def close(self) -> None: ...
 
 
@@ -49,7 +52,12 @@ class OwnCopy:
             make_policy(self.policy, self.shape.num_experts),
             self.readers,
             fill_many=self.store.read_experts,
+            fill_cached=self.store.read_cached,
         )
+
+    def read(self, layer: int, expert: int, targets: Sequence[np.ndarray]) -> None:
+        """Fill `targets` with one expert. Raises as `ExpertStore.read_expert`, and DiskStalled as `ReaderPool`."""
+        self.readers.run_all([partial(self.store.read_expert, layer, expert, targets)])
 
     def close(self) -> None:
         self.readers.close()
