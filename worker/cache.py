@@ -297,7 +297,7 @@ def _read_views(kept: _Kept, views: Sequence[np.ndarray], *, drop_pages: bool, c
         if os.fstat(fd).st_size != kept.nbytes:
             raise ValueError("its length is another one")
         offset = 8 + int.from_bytes(_read_exactly(fd, 8, 0), "little")
-        parts = [memoryview(view).cast("B") for view in views if view.nbytes]
+        parts = [memoryview(view).cast("B") for view in views if view.nbytes]  # type: ignore[arg-type]
         nbytes = sum(map(len, parts))
         if offset + nbytes > kept.nbytes:
             raise ValueError("its header is another one")

@@ -16,7 +16,7 @@ from titan.common.console import run_command
 from titan.common.errors import ConfigError
 from titan.common.log import get_logger, setup_logging
 from titan.common.platform import keep_awake, memory_budget_bytes, set_nofile_limit
-from titan.common.registry import ModelShape, open_checkpoint
+from titan.common.registry import open_checkpoint
 from titan.common.slots import POLICIES
 from titan.common.store import CacheMode, ExpertStore, ReaderPool
 from titan.common.units import format_bytes, parse_size
@@ -119,12 +119,7 @@ def serve(
 
     kept = ExpertCache(cache.expanduser(), kept_bytes) if cache is not None else None
     mlx_thread = MLXThread()
-    from_kept = None
-    if kept is not None:
-
-        def from_kept(shape: ModelShape) -> OwnCopy:
-            return OwnCopy(shape, KeptExperts(kept, shape, reads), readers, policy)
-
+    from_kept = None if kept is None else lambda shape: OwnCopy(shape, KeptExperts(kept, shape, reads), readers, policy)
     service = WorkerService(credentials.identity.name, mlx_thread, budget, own, kept, from_kept)
     server = WorkerServer(service, mlx_thread, credentials, address, lane_port)
     watched = None

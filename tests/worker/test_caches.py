@@ -150,6 +150,7 @@ def test_a_read_that_fails_costs_one_request(
 ) -> None:
     install(holdings, own, Share({}, {0: Cache(4, frozenset(range(EXPERTS)))}))
     expected = run(holdings, mlx, [1, 2])
+    assert isinstance(own.store, ExpertStore)
 
     def fail(*_: object) -> None:
         raise StoreError("the disk is gone", "check it")
