@@ -41,9 +41,7 @@ def cluster(
         slow = (1, 2, 0.7, 1.5, 3, 0.5, 1.2)[i % 7] if uneven else 1
         far = (1, 1.4, 3, 1, 0.8, 2, 1.1)[i % 7] if uneven else 1
         memory = (int(experts * share) + 1) * size
-        out.append(
-            Node(f"w{i + 1}", memory, compute_s * slow, round_trip_s=round_trip_s * far, ssd_s=size / SSD_BYTES_S)
-        )
+        out.append(Node(f"w{i + 1}", memory, compute_s * slow, round_trip_s=round_trip_s * far))
     return tuple(out)
 
 

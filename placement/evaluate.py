@@ -1,8 +1,8 @@
 """What an arrangement of experts costs: exact expected layer times under the routing model, memoised.
 
 An arrangement is an integer array [moe layer, expert]: MISS (read from node 0's SSD every time it is selected), 0
-(local: pinned on node 0, or always found in its cache), or the worker that executes the expert. It knows problems and
-arrangements, not how they are searched.
+(local: pinned on node 0, or always found in its cache), or the worker that executes the expert; MISS - n for one that
+worker n reads from its own disk every time. It knows problems and arrangements, not how they are searched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from titan.placement.cost import Costs
-from titan.placement.expected import expected_max, expected_stall
+from titan.placement.expected import expected_max, expected_max_reading, expected_stall
 from titan.placement.problem import Problem
 from titan.placement.routing import group_polynomial, inclusion, sample, weights_from_frequencies
 
@@ -34,6 +34,11 @@ class LayerTime:
     @property
     def total_s(self) -> float:
         return self.span_s + self.stall_s + self.sync_s
+
+
+def executors(row: Ints) -> Ints:
+    """The node that executes each expert of an arrangement; node 0 for those that it reads."""
+    return np.where(row < MISS, MISS - row, np.maximum(row, 0))
 
 
 class Evaluator:
@@ -70,6 +75,8 @@ class Evaluator:
     def layer(self, layer: int, row: Ints) -> float:
         """Expected objective (7) of one layer arranged as `row` [E]: span, stall and synchronisation in seconds, and
         weighted energy and traffic when the problem gives weights."""
+        if row.min() < MISS:
+            return self._reading(layer, row).total_s + self._weighted(layer, row)
         key = self._key(layer, row)
         if key not in self._memo:
             if len(self._memo) > 200_000:
@@ -81,6 +88,8 @@ class Evaluator:
 
     def split(self, layer: int, row: Ints) -> LayerTime:
         """The same with its parts."""
+        if row.min() < MISS:
+            return self._reading(layer, row)
         key = self._key(layer, row)
         if key not in self._spans:
             polys, missing, sync = self._groups(layer, row)
@@ -109,8 +118,8 @@ class Evaluator:
         busy = np.zeros(len(nodes))
         for layer, row in enumerate(place):
             frequencies = self.frequencies(layer)
-            for n in np.unique(np.maximum(row, 0)).tolist():
-                mine = np.maximum(row, 0) == n
+            for n in np.unique(executors(row)).tolist():
+                mine = executors(row) == n
                 chosen = float(frequencies[mine].sum())
                 busy[n] += nodes[n].compute_s * chosen + nodes[n].compute_fixed_s * min(1.0, chosen)
         return busy
@@ -118,7 +127,8 @@ class Evaluator:
     def results(self, place: Ints) -> tuple[float, float]:
         """Expected results that come back from workers in a step at batch 1: one a pair, and one a row and worker."""
         pairs = rows = 0.0
-        for layer, row in enumerate(place):
+        for layer, arranged in enumerate(place):
+            row = executors(arranged)
             every = np.arange(len(row))
             ways = self.polynomial(layer, every)[self.top_k]
             pairs += float(self.frequencies(layer)[row > 0].sum())
@@ -137,7 +147,7 @@ class Evaluator:
         """lambda Phi + mu Gamma of a layer, linear in where the (row, expert) pairs run."""
         if self._prices is None:
             return 0.0
-        return float(np.dot(self.frequencies(layer), self._prices[np.maximum(row, 0)]))
+        return float(np.dot(self.frequencies(layer), self._prices[executors(row)]))
 
     def _key(self, layer: int, row: Ints) -> tuple:
         if self.flat[layer]:
@@ -157,6 +167,27 @@ class Evaluator:
         ]
         whole = len(home) == len(row) and not len(missing)
         return polys, missing, 0.0 if whole else self.problem.sync_s
+
+    def _reading(self, layer: int, row: Ints) -> LayerTime:
+        """The parts of a layer in which workers read: theirs count as stall, as far as they make the layer longer."""
+        key = (self.kind[layer], row.tobytes())
+        if key not in self._spans:
+            costs, nodes, top_k = self.costs, self.problem.nodes, self.top_k
+            at = executors(row)
+            polys = [self.polynomial(layer, np.flatnonzero(at == n)) for n in range(len(nodes))]
+            none = self.polynomial(layer, np.flatnonzero(at < 0))
+            groups = [(polys[0], none)]
+            for n in range(1, len(nodes)):
+                mine = (self.polynomial(layer, np.flatnonzero(row == code)) for code in (n, MISS - n))
+                groups.append(tuple(mine))  # type: ignore[arg-type]
+            disks = [(node.ssd_s, node.readers) for node in nodes]
+            span = expected_max(polys, costs.pair_s, costs.base_s, top_k)
+            bare = expected_max(polys, costs.pair_s, costs.fixed_s, top_k)
+            read = expected_max_reading(groups, costs.pair_s, costs.base_s, disks, top_k)
+            home, others = (self.polynomial(layer, np.flatnonzero(chosen)) for chosen in (row == MISS, row != MISS))
+            stall = expected_stall(home, others, costs, top_k) + max(0.0, read - span)
+            self._spans[key] = LayerTime(span, min(span, bare), stall, self.problem.sync_s)
+        return self._spans[key]
 
     def _stall(self, missing: Ints, layer: int, row: Ints) -> float:
         if not len(missing):

@@ -40,12 +40,14 @@ class Coordinator(_Machine):
 
 
 class Worker(_Machine):
-    """A worker. `bandwidth` is bytes a second on its link; without it the link never limits."""
+    """A worker. `bandwidth` is bytes a second on its link; without it the link never limits. `ssd_us`: an expert from
+    its own disk, with `readers` at a time; without it the worker has nothing to read from."""
 
     name: Name
     round_trip_us: Microseconds
     bandwidth: Size | None = None
     ssd_us: Microseconds = 0.0
+    readers: Annotated[int, Field(ge=1, le=64)] = 1
 
 
 class NodesFile(BaseModel):
@@ -79,7 +81,11 @@ def load_nodes(path: Path) -> NodesFile:
 
 def _worker(worker: Worker) -> Node:
     return _node(
-        worker, ssd_us=worker.ssd_us, round_trip_s=worker.round_trip_us * 1e-6, bandwidth_bytes_s=worker.bandwidth
+        worker,
+        ssd_us=worker.ssd_us,
+        readers=worker.readers,
+        round_trip_s=worker.round_trip_us * 1e-6,
+        bandwidth_bytes_s=worker.bandwidth,
     )
 
 

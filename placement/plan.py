@@ -44,6 +44,8 @@ class Plan:
             empty: it is read from an SSD into a cache slot when it is selected, see `served_by`.
         slots: [node][moe layer] -> slots of that table, pinned and cache together. Only a worker with a copy of the
             checkpoint may have cache slots.
+        reads: [moe layer][expert] -> the node that reads it when no node holds it; empty: they are dealt out, see
+            `served_by`.
         predicted: None when nothing was predicted.
         baselines: the same prediction for naive placements, by name.
         lower_bound_s: no placement on these nodes has a smaller expected step, of one row or more, when rows are drawn
@@ -65,6 +67,7 @@ class Plan:
     lower_bound_s: float | None = None
     gap: float | None = None
     advice: tuple[str, ...] = ()
+    reads: tuple[tuple[int, ...], ...] = ()
     version: int = PLAN_VERSION
 
     def position(self, layer_index: int) -> int:
@@ -80,6 +83,11 @@ class Plan:
 
     def served_by(self, node: int) -> tuple[tuple[int, ...], ...]:
         """Per MoE layer, the experts that no node holds and that `node` reads into its cache slots when selected."""
+        if self.reads:
+            return tuple(
+                tuple(e for e, who in enumerate(row) if not who and of[e] == node)
+                for row, of in zip(self.residency, self.reads, strict=True)
+            )
         nodes = range(len(self.nodes))
         return tuple(
             deal([e for e, who in enumerate(row) if not who], [self.cache_slots(i, n) for n in nodes])[node]
@@ -156,6 +164,13 @@ class Plan:
                 f"needs {least} to run any row alone (res)",
             )
         for index, node in enumerate(self.nodes):
+            if index and self.reads:
+                for layer, experts in enumerate(self.served_by(index)):
+                    slots = self.cache_slots(layer, index)
+                    where = f"layer {self.layers[layer]}"
+                    need(
+                        slots > 0 or not experts, f"node {node.name} reads in {where} and has no cache slot there (res)"
+                    )
             used = self.bytes_on(index)
             need(
                 used <= node.memory_bytes,
@@ -171,6 +186,11 @@ class Plan:
             check_whole(layer, 0, 1 << 20, "a layer number")
         need(list(self.layers) == sorted(set(self.layers)), "layer numbers repeat or are not ascending")
         need(len(self.expert_bytes) == len(self.layers) == len(self.residency), "one entry a MoE layer is needed")
+        need(len(self.reads) in (0, len(self.layers)), "reads: one entry a MoE layer is needed")
+        for row in self.reads:
+            need(len(row) == self.num_experts, f"reads has {len(row)} experts of {self.num_experts}")
+            for node in row:
+                check_whole(node, 0, len(self.nodes) - 1, "a node that reads")
         for size in self.expert_bytes:
             check_whole(size, 1, 1 << 50, "expert_bytes")
         need(0 < len(self.nodes) <= MAX_NODES, f"{len(self.nodes)} nodes")
@@ -206,6 +226,7 @@ def _rebuild(raw: dict) -> Plan:
         nodes=tuple(Node(**n) for n in raw["nodes"]),
         residency=tuple(tuple(tuple(holders) for holders in row) for row in raw["residency"]),
         slots=tuple(tuple(row) for row in raw["slots"]),
+        reads=tuple(tuple(row) for row in raw.get("reads", ())),
         predicted=None if predicted is None else _prediction(predicted),
         baselines={str(k): _prediction(v) for k, v in raw["baselines"].items()},
         lower_bound_s=raw["lower_bound_s"],

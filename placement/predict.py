@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from titan.placement.cost import energy, miss_stall
-from titan.placement.evaluate import MISS, Evaluator, Ints
+from titan.placement.evaluate import MISS, Evaluator, Ints, executors
 from titan.placement.values import Prediction
 
 SAMPLED_STEPS = 256
@@ -43,7 +43,7 @@ def _energy(evaluator: Evaluator, place: Ints, attention_s: float) -> float | No
     Node 0 computes attention and its experts, a worker its experts; what they take while they wait is not counted.
     """
     nodes = evaluator.problem.nodes
-    used = sorted({0, *np.unique(place[place > 0]).tolist()})
+    used = sorted({0, *np.unique(executors(place)).tolist()})
     powers = [nodes[n].power_w for n in used]
     busy = evaluator.busy_s(place)
     busy[0] += attention_s
@@ -74,17 +74,20 @@ def batch_layer(evaluator: Evaluator, row: Ints, ids: Ints):
     at = row[ids]
     steps = len(ids)
     span = np.zeros(steps)
+    seen = np.zeros((steps, len(row)), dtype=bool)
+    seen[np.arange(steps)[:, None], ids.reshape(steps, -1)] = True
     home = ((at == 0) | (at == MISS)).sum(axis=(1, 2))
     span = np.where(home > 0, costs.base_s[0] + costs.pair_s[0] * home, 0.0)
-    for worker in np.unique(row[row > 0]).tolist():
-        hit = at == worker
+    for worker in np.unique(executors(row)[executors(row) > 0]).tolist():
+        hit = executors(at) == worker
         pairs, rows = hit.sum(axis=(1, 2)), hit.any(axis=2).sum(axis=1)
         node = problem.nodes[worker]
         wire = problem.activation_bytes / node.bandwidth_bytes_s if node.bandwidth_bytes_s else 0.0
+        stall = miss_stall((seen & (row == MISS - worker)).sum(axis=1), node.ssd_s, node.readers)
         more = np.maximum(rows - 1, 0) * (2 * wire if problem.reduced else wire)
-        span = np.maximum(span, np.where(pairs > 0, costs.base_s[worker] + costs.pair_s[worker] * pairs + more, 0.0))
-    seen = np.zeros((steps, len(row)), dtype=bool)
-    seen[np.arange(steps)[:, None], ids.reshape(steps, -1)] = True
+        span = np.maximum(
+            span, np.where(pairs > 0, costs.base_s[worker] + costs.pair_s[worker] * pairs + more + stall, 0.0)
+        )
     missing = (seen & (row == MISS)).sum(axis=1)
     whole = bool((row == 0).all())
     return span + miss_stall(missing, costs.ssd_s, costs.readers) + (0.0 if whole else problem.sync_s)

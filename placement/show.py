@@ -35,6 +35,8 @@ def plan_report(plan: Plan) -> dict[str, object]:
                 "layers": sum(1 for row in held if row),
                 "whole_layers": sum(len(row) == plan.num_experts for row in held),
                 "round_trip_s": node.round_trip_s,
+                "ssd_s": node.ssd_s,
+                "reads_experts": sum(map(len, plan.served_by(i))) if i and plan.reads else 0,
             }
             for i, node in enumerate(plan.nodes)
             for held in [plan.held_by(i)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from titan.placement.evaluate import Evaluator, Ints
+import numpy as np
+
+from titan.placement.evaluate import MISS, Evaluator, Ints, executors
 from titan.placement.plan import Plan
 from titan.placement.values import Node
 
@@ -45,10 +47,34 @@ def explain(plan: Plan, without: Mapping[str, float]) -> tuple[str, ...]:
     return tuple(out)
 
 
+def about_reads(evaluator: Evaluator, plan: Plan, place: Ints, without_s: float) -> tuple[str, ...]:
+    """What each worker reads from its own disk, and what that saves; nothing to say where none does.
+
+    Args:
+        without_s: expected step when node 0 reads all of it.
+    """
+    out = []
+    for n in np.unique(MISS - place[place < MISS]).tolist():
+        reads = sum(float(evaluator.frequencies(i)[row == MISS - n].sum()) for i, row in enumerate(place))
+        layers = sum(bool((row == MISS - n).any()) for row in place)
+        slots = sum(plan.cache_slots(i, n) for i, experts in enumerate(plan.served_by(n)) if experts)
+        out.append(
+            f"{plan.nodes[n].name} reads {reads:.1f} experts a token from its own disk, in {layers} layers "
+            f"with {slots} cache slots together."
+        )
+    if out:
+        step_s = evaluator.step(place)
+        out.append(
+            f"Without workers' disks a step would take {_ms(without_s)} instead of {_ms(step_s)}; "
+            "the lower bound takes it that they read in no time."
+        )
+    return tuple(out)
+
+
 def about_precision(evaluator: Evaluator, place: Ints) -> tuple[str, ...]:
     """What wire precision `reduced` would gain over `exact` with this arrangement; nothing to say without workers."""
     problem = evaluator.problem
-    if problem.reduced or not problem.activation_bytes or not (place > 0).any():
+    if problem.reduced or not problem.activation_bytes or not (executors(place) > 0).any():
         return ()
     pairs, rows = evaluator.results(place)
     step, other = evaluator.step(place), Evaluator(replace(problem, reduced=True), like=evaluator).step(place)

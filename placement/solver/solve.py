@@ -9,14 +9,15 @@ import numpy as np
 
 from titan.common.errors import PlanError
 from titan.placement.arrangement import from_plan, to_plan
-from titan.placement.evaluate import Evaluator, Ints
+from titan.placement.evaluate import MISS, Evaluator, Ints
 from titan.placement.plan import Plan
 from titan.placement.predict import predict
 from titan.placement.problem import Problem
-from titan.placement.solver.advice import about_precision, explain
+from titan.placement.solver.advice import about_precision, about_reads, explain
 from titan.placement.solver.baselines import NAMES, baseline
 from titan.placement.solver.bound import lower_bound
 from titan.placement.solver.classes import worker_classes
+from titan.placement.solver.disks import least_reading_s, read_elsewhere, readers_of, relaxed
 from titan.placement.solver.patterns import construct
 from titan.placement.solver.polish import polish
 from titan.placement.solver.proportional import proportional, require_home
@@ -26,6 +27,7 @@ METHODS = ("search", "proportional")
 MAX_TRIED = 9  # nodes up to which leaving a worker out is tried
 BASELINE_STEPS = 64  # sampled for a naive placement's rates
 RESERVED = 0.05  # of the time limit: a stage that looks at the clock late
+WORTH_READS = 0.01  # of a step: workers' disks that save less are left alone
 WORTH_REPLICAS = 1e-3  # of a step: replicas that save less are not loaded
 
 
@@ -61,7 +63,19 @@ def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.
     place = best_of(evaluator, [*candidates, *smaller.values()])
     tries = 1000 if place.size > 1024 else 4000
     place = polish(evaluator, place, seed=seed, deadline=clock.at(0.85), tries=tries)
-    replicas, saved_s = replicate(evaluator, place, seed=seed, deadline=clock.at(1.0))
+    reading = place
+    bound_s = bound.bound_s
+    if readers_of(problem) and (place == MISS).any():  # then the bound has to cover workers' disks, used or not
+        other = Evaluator(relaxed(problem), like=evaluator)
+        least_s = lower_bound(other, clock.at(0.92)).bound_s
+        bound_s = min(bound_s, max(least_s, evaluator.fixed_s + least_reading_s(evaluator)))
+        reading = read_elsewhere(evaluator, place, clock.at(0.97))
+        if evaluator.step(reading) > (1 - WORTH_READS) * evaluator.step(place):
+            reading = place
+    replicas, saved_s = {}, 0.0
+    if reading is place:
+        replicas, saved_s = replicate(evaluator, place, seed=seed, deadline=clock.at(1.0))
+    without_s, place = evaluator.step(place), reading
     weighted = problem.energy_weight or problem.traffic_weight  # dispatch minimises time alone
     if weighted or saved_s < WORTH_REPLICAS * evaluator.step(place):
         replicas, saved_s = {}, 0.0
@@ -70,11 +84,12 @@ def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.
         plan,
         predicted=predict(evaluator, place, seed=seed, saved_s=saved_s),
         baselines=baselines,
-        lower_bound_s=max(0.0, bound.bound_s),
-        gap=max(0.0, (evaluator.step(place) - saved_s) / bound.bound_s - 1) if bound.bound_s > 0 else None,
+        lower_bound_s=max(0.0, bound_s),
+        gap=max(0.0, (evaluator.step(place) - saved_s) / bound_s - 1) if bound_s > 0 else None,
     )
     advice = explain(plan, {name: evaluator.step(row) for name, row in smaller.items()})
-    return replace(plan, advice=(*advice, *about_precision(evaluator, place)))
+    reads = about_reads(evaluator, plan, place, without_s)
+    return replace(plan, advice=(*advice, *reads, *about_precision(evaluator, place)))
 
 
 class _Clock:
