@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -104,11 +105,11 @@ class Cluster:
             prompt_cache_bytes=options.prompt_cache_bytes,
         )
         self.store = ExpertStore(checkpoint)
-        self._readers = ReaderPool(READERS)
+        self._readers = ReaderPool(READERS, hosts.timeouts.read)
         self.exchange = Exchange()
         self.layer_times: LayerTimes | None = None
         self.workers = Workers(
-            hosts, credentials, checkpoint.shape, self.dtype, self.store, lambda phase: self.report(phase)
+            hosts, credentials, checkpoint.shape, self.dtype, self._read_bytes, lambda phase: self.report(phase)
         )
         self.planner = Planner(hosts, checkpoint, self.dtype, memory, available_bytes, self.workers, options)
         self._learned = LearnedRouting(options.figures_folder, checkpoint.shape)
@@ -193,6 +194,10 @@ class Cluster:
     @property
     def memory(self) -> HostMemory:
         return self.planner.memory
+
+    def _read_bytes(self, layer: int, expert: int) -> bytearray:
+        """An expert for a worker, read behind all demand. On a keeper's thread."""
+        return self._readers.call(partial(self.store.read_bytes, layer, expert))
 
     def close(self) -> None:
         """End sessions and give files and memory back."""

@@ -226,14 +226,20 @@ class Holdings:
 
         self._mlx.run(work)
 
-    def abandon(self, step: LayerStep) -> None:
-        """Filling failed: give the reserved slots back; what was mapped stays usable."""
+    def abandon(self, step: LayerStep, *, written: bool = False) -> None:
+        """Filling failed: give the reserved slots back; what was mapped stays usable.
+
+        written: a read that has not ended may still write into them: out of use, until the next set to be held.
+        """
 
         def work() -> None:
             layer = self._layers.get(step.layer)
             for expert in step.missing:
                 assert layer is not None
-                layer.table.release(expert)
+                if written:
+                    layer.table.lose(expert)
+                else:
+                    layer.table.release(expert)
 
         self._mlx.run(work)
 

@@ -24,3 +24,8 @@ class SlowStore(ExpertStore):
         if self._delay_s:
             time.sleep(self._delay_s * len(experts))
         super().read_experts(layer, experts, targets)
+
+    def read_cached(self, layer: int, experts: Sequence[int], targets: Sequence[Sequence[np.ndarray]]) -> list[int]:
+        if self._delay_s:
+            return list(range(len(experts)))
+        return super().read_cached(layer, experts, targets)

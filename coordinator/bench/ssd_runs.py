@@ -13,12 +13,13 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from titan.common.execution import apply_rows
-from titan.common.experts import PARALLEL_READ_BYTES, ExpertLayer
+from titan.common.experts import ExpertLayer
 from titan.common.prefetch.build import make_prefetcher
 from titan.common.registry import Checkpoint
 from titan.common.slots import make_policies
 from titan.common.slots.buffers import LayerBuffers
-from titan.common.store import ExpertStore, ReaderPool, calibrate_reads
+from titan.common.store import CacheMode, ExpertStore, ReaderPool, calibrate_reads
+from titan.common.store.layer_reads import PARALLEL_READ_BYTES
 from titan.coordinator.bench.slow_store import SlowStore
 from titan.coordinator.bench.ssd_variant import Variant
 from titan.coordinator.cluster import READERS
@@ -103,6 +104,7 @@ class VariantRun(Run):
                 policy,
                 self._pool,
                 fill_many=self._store.read_experts,
+                fill_cached=self._store.read_cached,
                 overlap=variant.overlap,
             )
             for spec, policy in zip(shape.layers, policies, strict=True)
@@ -114,7 +116,9 @@ class VariantRun(Run):
         )
         self.prefetcher = dispatcher.prefetcher
         super().__init__(host, layers, dispatcher.execute)
-        self.readers = READERS + 1 if shape.layers[0].expert_bytes >= PARALLEL_READ_BYTES else 1  # who waits reads too
+        self.readers = READERS
+        if variant.cache is CacheMode.PAGE_CACHE and not variant.read_delay_s:  # who waits reads too, or alone
+            self.readers = READERS + 1 if shape.layers[0].expert_bytes >= PARALLEL_READ_BYTES else 1
         self.fetch_s = self._measure_reads()
 
     def bring(self, ids: np.ndarray) -> None:
@@ -145,7 +149,6 @@ class VariantRun(Run):
         self._store.close()
 
     def _measure_reads(self) -> float:
-        width = READERS if self.readers > 1 else 1
-        calibrate_reads(self._store, repeats=2, widths=(width,))  # checksums of first reads, page cache
-        figures = calibrate_reads(self._store, repeats=9, widths=(width,))
-        return figures.batch_s[width] / -(-figures.batch // self.readers)
+        calibrate_reads(self._store, repeats=2, widths=(READERS,))  # checksums of first reads, page cache
+        figures = calibrate_reads(self._store, repeats=9, widths=(READERS,))
+        return figures.fetch_s if self.readers == 1 else figures.batch_s[READERS] / -(-figures.batch // READERS)

@@ -14,9 +14,9 @@ from titan.common.log import get_logger
 from titan.common.registry import ModelShape
 from titan.common.security.credentials import Credentials
 from titan.common.security.own import OwnCertificate
-from titan.common.store import ExpertStore
 from titan.common.units import format_bytes
 from titan.coordinator.certificates import Certificates
+from titan.coordinator.remote.connect import ReadBytes
 from titan.coordinator.remote.link import LinkStatus, WorkerLink
 from titan.coordinator.remote.share import Cache
 from titan.placement import Plan
@@ -29,7 +29,7 @@ class Workers:
 
     Args:
         credentials: this coordinator's; None when there are no workers.
-        store: where the experts that they have to be given are read.
+        read_bytes: reads the experts that they have to be given.
         report: told what is waited for.
     """
 
@@ -39,7 +39,7 @@ class Workers:
         credentials: Credentials | None,
         shape: ModelShape,
         dtype: str,
-        store: ExpertStore,
+        read_bytes: ReadBytes,
         report: Callable[[str], None],
     ) -> None:
         self._hosts, self._report = hosts, report
@@ -56,7 +56,7 @@ class Workers:
                 shape,
                 dtype,
                 instance_id,
-                store,
+                read_bytes,
                 hosts.transport,
                 reduced=hosts.precision == "reduced",
             )
