@@ -133,8 +133,12 @@ def test_a_person_talks_stops_an_answer_and_survives_the_server(tmp_path: Path) 
             terminal.asks()
             go_on.set()
             wait_until(lambda: probed.engine.status().cancelled == 1, "the answer to be stopped")
+
+            def wait(_: int) -> None:
+                assert go_on.wait(DEADLINE_S)
+
             probed.probe.reset()
-            probed.probe.before(lambda _: go_on.wait(DEADLINE_S))
+            probed.probe.before(wait)
             for place in range(5):  # before the first word
                 go_on.clear()
                 terminal.type("Speak.\r")
