@@ -34,6 +34,7 @@ FEATURES: dict[str, dict] = {
     "forecast-auto": {"policy": "forecast", "prefetch": "auto"},
 }
 MAX_DELAY_S = 1.0
+WIDTH = 110  # columns that the tables need
 
 
 def register_bench(app: typer.Typer) -> None:
@@ -104,6 +105,7 @@ def _show(tables: dict[str, list[VariantFigures]], installs: list, layers: bool)
     from titan.coordinator.bench.ssd_tables import show_installs, show_layers, show_variants
 
     console = Console()
+    console.width = max(console.width, WIDTH)
     show_installs(console, installs)
     for title, rows in tables.items():
         show_variants(console, title, rows)

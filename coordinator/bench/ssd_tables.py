@@ -35,7 +35,7 @@ def show_variants(console: Console, title: str, rows: Sequence[VariantFigures]) 
         f"an expert's read {first.fetch_ms:.2f} ms, {first.readers} at once",
     )
     for column in ("C", "variant", "ms", "÷ expected", "÷ first", "hits", "loads", "ahead", "used", "stall"):
-        table.add_column(column, justify="left" if column == "variant" else "right")
+        table.add_column(column, justify="left" if column == "variant" else "right", no_wrap=True)
     for r in rows:
         table.add_row(
             str(r.variant.slots),
