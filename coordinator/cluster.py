@@ -48,6 +48,7 @@ from titan.coordinator.host.model import (
     load_host_model,
     loose_experts,
 )
+from titan.coordinator.kept_reuse import recall_reuse, remember_reuse
 from titan.coordinator.moe.dispatch import Dispatcher
 from titan.coordinator.moe.layer_times import LayerTimes
 from titan.coordinator.moe.routing_counts import RoutingCounts
@@ -59,6 +60,7 @@ from titan.coordinator.remote.share import Cache
 from titan.placement import Plan, Problem, solve
 from titan.placement.cost import Costs
 from titan.placement.figures import Figures
+from titan.placement.reuse import Reuse
 
 log = get_logger("coordinator")
 
@@ -132,6 +134,7 @@ class Cluster:
         self.plan: Plan | None = None
         self.figures: Figures | None = None
         self.frequencies: tuple[tuple[float, ...], ...] | None = None  # of routing, that the plan was made for
+        self._told_reuse: Reuse | None = None
         self.model: HostModel | None = None
         self.layers: dict[int, ExpertLayer] = {}
         self.prompt_cache: PromptCache | None = None
@@ -216,7 +219,7 @@ class Cluster:
             reduced=self.reduced,
         )
         self.dispatcher.prefetcher = self.make_prefetcher(model)
-        self.dispatcher.routing = RoutingCounts([spec.index for spec in shape.layers], shape.num_experts)
+        self.dispatcher.routing = RoutingCounts([spec.index for spec in shape.layers], shape.num_experts, shape.top_k)
         self._recall()
         self._preload(self.plan)
         self.stream = self._make_stream(self.plan, self.dispatcher)
@@ -291,6 +294,8 @@ class Cluster:
         try:
             remember(routing, shape.fingerprint, layers, self.dispatcher.prefetcher)
             remember_uses(uses, shape.fingerprint, shape.num_experts, layers)
+            if (kept := self._kept_file("reuse")) is not None and (reuse := self.reuse) is not None:
+                remember_reuse(kept, shape.fingerprint, reuse)
         except StoreError as error:
             log.warning("what was learned about routing is not kept", error=str(error))
 
@@ -315,14 +320,18 @@ class Cluster:
         return self.model
 
     def make_plan(
-        self, *, frequencies: tuple[tuple[float, ...], ...] | None = None, time_limit_s: float | None = None
+        self,
+        *,
+        frequencies: tuple[tuple[float, ...], ...] | None = None,
+        reuse: Reuse | None = None,
+        time_limit_s: float | None = None,
     ) -> Plan:
         """Plan for the workers that answered Hello, from figures if the options say so.
 
         On the engine's thread, with the host model loaded and not bound.
         """
         figures = self.measured_figures() if self.options.measure else None
-        self.figures, self.frequencies = figures, frequencies
+        self.figures, self.frequencies, self._told_reuse = figures, frequencies, reuse
         self.report("planning")
         return self.solve(self.problem(figures, frequencies), time_limit_s)
 
@@ -340,7 +349,18 @@ class Cluster:
             frequencies,
             self._worker_caches(),
             cached=self.reads_cached,
+            reuse=self.reuse,
         )
+
+    @property
+    def reuse(self) -> Reuse | None:
+        """How rows resemble the rows before: as this run served them, else as a trace said or an earlier run."""
+        counts = self.dispatcher.routing if self.dispatcher is not None else None
+        served = counts.reuse() if counts is not None else None
+        if served is not None or self._told_reuse is not None:
+            return served or self._told_reuse
+        shape, kept = self.checkpoint.shape, self._kept_file("reuse")
+        return None if kept is None else recall_reuse(kept, shape.fingerprint, len(shape.layers))
 
     @property
     def reads_cached(self) -> bool:
