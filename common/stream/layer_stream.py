@@ -77,11 +77,12 @@ class LayerStream:
         self._absent = absent
         self._flights: list[_Flight | None] = [None, None]
         self._busy: list[mx.array | None] = [None, None]  # what may still read a side
-        self._lost = False
+        self._overdue: list[Ticket] = []  # reads that were given up and may still write
 
     def pays(self, layer: LayerSpec, missing: Sequence[int]) -> bool:
         """Whether `missing` experts of a layer should come through here."""
-        if self._lost or layer.matrices != self._buffers[0].layer.matrices:
+        self._overdue = [ticket for ticket in self._overdue if ticket.writes]
+        if self._overdue or layer.matrices != self._buffers[0].layer.matrices:
             return False
         if any(flight is not None and flight.layer == layer.index for flight in self._flights):
             return True
@@ -98,7 +99,7 @@ class LayerStream:
 
         Raises:
             StoreError, CheckpointError: a section could not be read; the buffers are free again.
-            DiskStalled: a read does not end; nothing is read this way any more.
+            DiskStalled: a read does not end; nothing is read this way until it has.
         """
         index = layer.index
         needed = frozenset(missing)
@@ -174,8 +175,8 @@ class LayerStream:
         start = time.perf_counter()
         try:
             self._readers.finish(flight.tickets)
-        except DiskStalled:  # a reader may still write there
-            self._lost = True
+        except DiskStalled:
+            self._overdue += flight.tickets
             raise
         self.waited_s += time.perf_counter() - start
         self.rates.read_sequentially(len(flight.experts), flight.end_s - flight.start_s)
@@ -185,11 +186,10 @@ class LayerStream:
         flight, self._flights[side] = self._flights[side], None
         if flight is None:
             return
-        for ticket in flight.tickets:
-            if not ticket.cancel():
-                try:
-                    ticket.wait_done()
-                except DiskStalled:
-                    self._lost = True
-                    raise
+        begun = [ticket for ticket in flight.tickets if not ticket.cancel()]
+        try:
+            self._readers.wait_done(begun)
+        except DiskStalled:
+            self._overdue += begun
+            raise
         self.wasted += len(flight.experts)

@@ -62,7 +62,7 @@ def bench_predict(
             cluster = Cluster(hosts, loopback.checkpoint, loopback.credentials, options, report)
             try:
                 loaded = cluster.load()
-                problem = cluster.problem(cluster.figures)
+                problem = cluster.planner.problem(cluster.figures)
                 _serve(loaded)
                 for name, plan in _plans(cluster, problem):
                     report(f"{delay_us} µs: {name}")
@@ -111,7 +111,7 @@ def _measure(
     told = RoutingDrift(len(shape.layers), shape.num_experts, shape.top_k, None)
     told.look(*cluster.dispatcher.routing.total())
     problem = replace(problem, frequencies=told.seen(), reuse=cluster.reuse)
-    cluster.wait_for_workers()
+    cluster.workers.wait()
     greedy_tokens(loaded, PROMPT, tokens)
     executed = cluster.dispatcher.executed
     reads = 0

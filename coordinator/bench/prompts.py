@@ -109,7 +109,12 @@ class _Way:
         self.stream: LayerStream | None = None
         self._layers = {
             spec.index: ExpertLayer(
-                LayerBuffers(spec, slots, dtype), store.read_expert, None, pool, fill_many=store.read_experts
+                LayerBuffers(spec, slots, dtype),
+                store.read_expert,
+                None,
+                pool,
+                fill_many=store.read_experts,
+                fill_cached=store.read_cached,
             )
             for spec in specs
         }

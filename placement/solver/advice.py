@@ -31,9 +31,10 @@ def explain(plan: Plan, without: Mapping[str, float], drawn_anew_s: float | None
     for index, node in enumerate(plan.nodes[1:], start=1):
         out.append(_worker(plan, index, node, step, without.get(node.name)))
     if missing := sum(not h for row in plan.residency for h in row) - _cached(plan):
+        what = "expert is" if missing == 1 else "experts are"
         out.append(
-            f"{missing} experts fit in no memory and are read from {home.name}'s SSD: {_ms(plan.predicted.stall_s)} "
-            f"of the {_ms(step)} step is that stall."
+            f"{missing} {what} in nobody's memory and read from {home.name}'s SSD: "
+            f"{_ms(plan.predicted.stall_s)} of the {_ms(step)} step is that stall."
         )
         if drawn_anew_s is not None:
             out.append(

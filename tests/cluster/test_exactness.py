@@ -117,7 +117,7 @@ def test_a_layer_of_which_workers_hold_a_part_is_read_past_the_slots(
     loopback, reference = family
     plan = make_plan(loopback.checkpoint, NODES, lambda layer, expert: (1,) if (layer + expert) % 3 == 0 else ())
     cluster = loopback.coordinator(ClusterOptions(plan=plan, stream_bytes=64 << 20))
-    cluster.memory = replace(cluster.memory, experts_bytes=1 << 30)
+    cluster.planner.memory = replace(cluster.memory, experts_bytes=1 << 30)
     try:
         loaded = cluster.load()
         assert cluster.stream is not None

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from titan.common.errors import PlanViolation
-from titan.coordinator.kept_reuse import recall_reuse, remember_reuse
+from titan.common.registry import open_checkpoint
+from titan.coordinator.learned import LearnedRouting
 from titan.coordinator.moe.routing_counts import KEPT_ROWS, RoutingCounts
+from titan.deploy import DEMO_MODEL
 from titan.placement import Node, Problem, solve
 from titan.placement.evaluate import MISS, Evaluator
 from titan.placement.replay import replay_plan
@@ -144,7 +146,10 @@ def test_serving_counts_what_a_trace_would_say(tmp_path: Path) -> None:
     reuse = counts.reuse()
     assert reuse == reuse_of(trace)
     assert reuse is not None
-    remember_reuse(tmp_path / "reuse.npz", "f" * 64, reuse)
-    assert recall_reuse(tmp_path / "reuse.npz", "f" * 64, 4) == reuse
-    assert recall_reuse(tmp_path / "reuse.npz", "e" * 64, 4) is None
-    assert recall_reuse(tmp_path / "reuse.npz", "f" * 64, 5) is None
+    shape = replace(open_checkpoint(DEMO_MODEL).shape, layers=open_checkpoint(DEMO_MODEL).shape.layers[:4])
+    assert LearnedRouting(tmp_path, shape).reuse() is None
+    LearnedRouting(tmp_path, shape).remember([], None, reuse)
+    assert LearnedRouting(tmp_path, shape).reuse() == reuse
+    (file,) = tmp_path.glob("reuse-*")
+    file.write_bytes(file.read_bytes()[:-40])
+    assert LearnedRouting(tmp_path, shape).reuse() is None

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from fixtures.checkpoints import make_checkpoint
+from fixtures.generation import wait_until
 from mlx_lm.utils import load_model
 
 from titan.common.errors import DiskStalled, StoreError
@@ -19,7 +20,6 @@ from titan.common.pack import write_pack
 from titan.common.registry import Checkpoint, open_checkpoint
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import CacheMode, ExpertStore, ReaderPool
-from titan.common.store.readers import Ticket
 from titan.common.stream import LayerStream
 
 EXPERTS, TOP_K, HIDDEN, LAYERS = 12, 3, 128, 3
@@ -229,18 +229,13 @@ def test_a_pass_that_ends_early_leaves_nothing_behind(checkpoint: Checkpoint, re
     check_slots(rig, checkpoint)
 
 
-def test_a_read_that_never_ends_closes_this_way(
-    checkpoint: Checkpoint, references: list[Any], rigs: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_read_that_does_not_end_closes_this_way_until_it_has(
+    checkpoint: Checkpoint, references: list[Any], rigs: Any
 ) -> None:
     rig = rigs(checkpoint, 3, 6)
     gate = threading.Event()
-    rig.before = lambda _layer, experts: (
-        (0 in experts and threading.current_thread().name.startswith("titan")) and (gate.wait(20))
-    )
-    rig.pool.begin([lambda: None, lambda: None])  # the readers are awake
-    real = Ticket.wait_done
-    monkeypatch.setattr(Ticket, "wait_done", lambda self: real(self, 0.3))
-    monkeypatch.setattr(Ticket, "cancel", lambda _self: False)  # every section is read by the pool
+    rig.before = lambda _layer, experts: 0 in experts and gate.wait(20)
+    rig.pool.deadline_s = 0.2
     x, indices = batch(40, 5)
     with pytest.raises(DiskStalled):
         rig.layers[0].run_rows(x, np.array(indices))
@@ -250,3 +245,7 @@ def test_a_read_that_never_ends_closes_this_way(
         check(rig, references, layer, 40, layer)
     assert len(rig.reads) == before, "buffers are used that a reader may still write"
     gate.set()
+    rig.pool.deadline_s = 30.0
+    wait_until(lambda: rig.stream.pays(rig.layers[0].buffers.layer, range(8)), "the read to end")
+    check(rig, references, 0, 40, 6)
+    assert len(rig.reads) > before
