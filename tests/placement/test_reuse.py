@@ -104,6 +104,7 @@ def test_the_gap_is_about_rows_that_are_drawn_anew() -> None:
     problem = tight(reuse=reuse_of(trace))
     plan = solve(problem, time_limit_s=2)
     assert plan.predicted is not None
+    assert plan.lower_bound_s is not None
     assert plan.lower_bound_s == pytest.approx(solve(tight(), time_limit_s=2).lower_bound_s)
     assert plan.predicted.step_s < plan.lower_bound_s, "a step with reuse may be shorter than the bound"
     assert plan.gap is not None
