@@ -60,7 +60,7 @@ def test_a_worker_at_another_address_has_that_ones_figures() -> None:
 async def test_experts_move_while_answers_go_on() -> None:
     expected = reference_tokens(load_reference(DEMO_MODEL), list(PROMPT), 40)
     assert 0 not in expected, "the answer ends by itself: take another prompt"
-    with LoopbackCluster(DEMO_MODEL, settings={"timeouts": {"execute": "1500ms"}}) as loopback:
+    with LoopbackCluster(DEMO_MODEL, settings={"timeouts": {"execute": "4s"}}) as loopback:
         cluster = loopback.coordinator(ClusterOptions())
         engine = Engine(cluster.load)
         engine.start()
@@ -115,7 +115,7 @@ async def test_experts_move_while_answers_go_on() -> None:
 
 async def test_text_of_another_kind_brings_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference_tokens(load_reference(DEMO_MODEL), list(PROMPT), 40)
-    with LoopbackCluster(DEMO_MODEL, settings={"timeouts": {"execute": "1500ms"}}) as loopback:
+    with LoopbackCluster(DEMO_MODEL, settings={"timeouts": {"execute": "4s"}}) as loopback:
         cluster = loopback.coordinator(ClusterOptions())
         engine = Engine(cluster.load)
         engine.start()
