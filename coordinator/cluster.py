@@ -32,19 +32,16 @@ from titan.common.registry import Checkpoint
 from titan.common.registry.families import require_weighted_sum
 from titan.common.security.credentials import Credentials
 from titan.common.security.own import OwnCertificate
-from titan.common.slots.buffers import slot_bytes
 from titan.common.store import ExpertStore, ReaderPool
-from titan.common.stream import LayerStream
 from titan.common.units import format_bytes
 from titan.coordinator.calibration.cluster import Calibration
 from titan.coordinator.certificates import Certificates
 from titan.coordinator.generation.model import DEFAULT_PREFILL_STEP_TOKENS, LoadedModel
 from titan.coordinator.generation.prompt_cache import PromptCache, open_prompt_cache
-from titan.coordinator.host.budget import HostMemory, host_memory, stream_width
+from titan.coordinator.host.budget import HostMemory, host_memory
 from titan.coordinator.host.model import (
     HostModel,
     build_local_layers,
-    build_stream,
     load_host_model,
     loose_experts,
 )
@@ -85,7 +82,6 @@ class ClusterOptions:
         prompt_cache_folder: where they outlive the process; None for nowhere.
         prompt_cache_disk_bytes: how much of them at most.
         trace: record the router's choices in this file.
-        stream_bytes: of the memory for experts, what prompts' layers are read through (LayerStream); 0 for none.
     """
 
     name: str = ""
@@ -102,7 +98,6 @@ class ClusterOptions:
     prompt_cache_folder: Path | None = None
     prompt_cache_disk_bytes: int = 4 << 30
     trace: Path | None = None
-    stream_bytes: int = 0
 
 
 class Cluster:
@@ -170,7 +165,6 @@ class Cluster:
                 for worker in hosts.workers
             ]
         self.dispatcher: Dispatcher | None = None
-        self.stream: LayerStream | None = None
         self._one_core: OneCore | None = None
 
     def load(self) -> LoadedModel:
@@ -219,9 +213,6 @@ class Cluster:
         self.dispatcher.routing = RoutingCounts([spec.index for spec in shape.layers], shape.num_experts)
         self._recall()
         self._preload(self.plan)
-        self.stream = self._make_stream(self.plan, self.dispatcher)
-        for layer in self.layers.values():
-            layer.stream = self.stream
         model.bind(self.layers, self.dispatcher)
         self.layer_times = LayerTimes(self.dispatcher.executed, self.exchange)
         model.time(self.layer_times)
@@ -251,7 +242,6 @@ class Cluster:
         for link in self.links:
             link.close(self.hosts.timeouts.probe + 2)
         self._readers.close()
-        self.stream = None
         self.store.close()
         self._remember()
         if self.model is not None:
@@ -333,7 +323,7 @@ class Cluster:
             self.checkpoint.shape,
             self.hosts,
             self.dtype,
-            self.memory.experts_bytes - self._stream_bytes(sum(memory.values())),
+            self.memory.experts_bytes,
             memory,
             {link.name: link.status.address for link in self.links},
             figures,
@@ -428,24 +418,6 @@ class Cluster:
             dict(enumerate(model.routers)),
             remote=HintSender(self.links) if self.links else None,
         )
-
-    def _stream_bytes(self, workers_bytes: int) -> int:
-        """What of M_0 is kept free of slots for a LayerStream: nothing when every expert fits in somebody's memory."""
-        shape = self.checkpoint.shape
-        everything = sum(slot_bytes(spec, self.dtype) for spec in shape.layers) * shape.num_experts
-        if self.memory.experts_bytes + workers_bytes >= everything:
-            return 0
-        return min(self.options.stream_bytes, self.memory.experts_bytes // 2)
-
-    def _make_stream(self, plan: Plan, dispatcher: Dispatcher) -> LayerStream | None:
-        """What the plan's slots leave of M_0, at most what the options say."""
-        shape = self.checkpoint.shape
-        slots = sum(n * slot_bytes(spec, self.dtype) for n, spec in zip(plan.slots[0], shape.layers, strict=True))
-        room = min(self.options.stream_bytes, self.memory.experts_bytes - slots)
-        width = stream_width(slot_bytes(shape.layers[0], self.dtype), shape.num_experts, room)
-        if width == 0 or all(layer.whole for layer in self.layers.values()):
-            return None
-        return build_stream(self.checkpoint, width, self.store, self.dtype, self._readers, dispatcher.absent)
 
     def costs(self, plan: Plan) -> Costs | None:
         """What dispatch chooses by; None for a plan that was made without figures."""
