@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from titan.common.errors import WorkerOverloaded
+from titan.common.errors import DiskStalled, WorkerOverloaded
 from titan.common.log import get_logger
 from titan.common.units import format_bytes
 from titan.proto.titan.v1 import worker_pb2 as pb
@@ -76,15 +76,18 @@ def _install(
     yield progress.message()
     for step in steps:
         targets = holdings.begin(step)
-        filled = False
+        filled = stalled = False
         try:
             yield from _fill(holdings, step, targets, wanted, parts, sources, progress)
             filled = True
+        except DiskStalled:
+            stalled = True
+            raise
         finally:  # also when the peer goes away and the generator is closed
             if filled:
                 holdings.finish(step)
             else:
-                holdings.abandon(step)
+                holdings.abandon(step, written=stalled)
     return progress
 
 

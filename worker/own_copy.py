@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from titan.common.experts import ExpertLayer
 from titan.common.registry.shape import ModelShape
@@ -30,7 +34,12 @@ class OwnCopy:
             make_policy(self.policy, self.shape.num_experts),
             self.readers,
             fill_many=self.store.read_experts,
+            fill_cached=self.store.read_cached,
         )
+
+    def read(self, layer: int, expert: int, targets: Sequence[np.ndarray]) -> None:
+        """Fill `targets` with one expert. Raises as `ExpertStore.read_expert`, and DiskStalled as `ReaderPool`."""
+        self.readers.run_all([partial(self.store.read_expert, layer, expert, targets)])
 
     def close(self) -> None:
         self.readers.close()

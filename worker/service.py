@@ -94,7 +94,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self.started = time.monotonic()
         self.refusals = Tally("by", "reason")
         self.cache = cache
-        self.sources = Sources(own.store.read_expert if own is not None else None, cache)
+        self.sources = Sources(own.read if own is not None else None, cache)
         self._mlx = mlx_thread
         self._own = own
         self._holdings: Holdings | None = None

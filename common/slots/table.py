@@ -147,11 +147,20 @@ class SlotTable:
         self._free.append(self._reserved.pop(expert))
         self._pinning.discard(expert)
 
-    def lose(self, expert: int) -> None:
-        """The reserved slot of `expert` may still be written by a read that never ends: it is never used again."""
-        del self._reserved[expert]
+    def lose(self, expert: int) -> int:
+        """The reserved slot of `expert` may still be written by a read that has not ended: out of use until `regain`.
+
+        Returns the slot.
+        """
+        slot = self._reserved.pop(expert)
         self._pinning.discard(expert)
         self.lost += 1
+        return slot
+
+    def regain(self, slot: int) -> None:
+        """A lost slot is not written any more."""
+        self._free.append(slot)
+        self.lost -= 1
 
     def pin(self, expert: int) -> None:
         """A mapped expert is not evicted any more."""

@@ -55,7 +55,7 @@ def bench_predict(
             cluster = Cluster(hosts, loopback.checkpoint, loopback.credentials, options, report)
             try:
                 loaded = cluster.load()
-                problem = cluster.problem(cluster.figures)
+                problem = cluster.planner.problem(cluster.figures)
                 for name, plan in _plans(cluster, problem):
                     report(f"{delay_us} µs: {name}")
                     found.append(_measure(cluster, loaded, problem, plan, name, delay_us, tokens, repeats))
@@ -91,7 +91,7 @@ def _measure(
         cluster.dispatcher.costs = None  # whoever the plan names executes, also where reading would be cheaper
         assert cluster.figures is not None
         problem = replace(problem, sync_s=cluster.figures.home.sync_s)  # and nothing is chosen
-    cluster.wait_for_workers()
+    cluster.workers.wait()
     greedy_tokens(loaded, PROMPT, tokens)
     executed = cluster.dispatcher.executed
     before, everything = sum(executed.remote.values()), _pairs(cluster)

@@ -20,8 +20,7 @@ from titan.common.registry import Checkpoint
 from titan.common.registry.shape import LayerSpec
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import CacheMode, ReaderPool
-from titan.common.stream import LayerStream
-from titan.coordinator.bench.slow_disk import SlowStore
+from titan.coordinator.bench.slow_store import SlowStore
 
 __all__ = ["PromptFigures", "bench_prompts"]
 
@@ -34,7 +33,6 @@ class PromptFigures:
     """Medians a layer over the repeats, and `over_bound`, the median of layer / max(compute, reads) of each repeat.
 
     Args:
-        section: experts in each of two buffers beside the slots; 0 where only slots were used.
         compute_ms: with every expert in a slot.
         reads_ms: reading as many experts as this way had to, nothing computed.
         stall_ms: mean; the layer's thread waited for reads.
@@ -42,10 +40,9 @@ class PromptFigures:
     """
 
     slots: int
-    section: int
     rows: int
     cache: CacheMode
-    read_mbytes_per_s: float
+    read_delay_ms: float
     layer_ms: float
     compute_ms: float
     reads_ms: float
@@ -62,23 +59,20 @@ def bench_prompts(
     layers: int,
     *,
     cache: CacheMode,
-    section: int = 0,
-    bytes_per_s: int = 0,
+    read_delay_s: float = 0.0,
     repeats: int = 4,
     on_repeat: Callable[[int], None] = lambda _done: None,
-) -> list[PromptFigures]:
-    """The same prompt in turns, forwards and backwards: through the slots, past them, all at home, read only.
-
-    The sections' buffers take slots away, as they do where they are used: 2 x section / the model's layers.
+) -> PromptFigures:
+    """The same prompt in turns: with every expert in a slot, through `slots` slots, and its reads alone.
 
     Args:
-        section: experts a section; 0 takes the whole layer.
-        bytes_per_s: of the disk; 0 takes it as it is.
+        layers: of the model, that many at most.
+        read_delay_s: that an expert's read takes longer than the disk needs.
     """
     shape = checkpoint.shape
     dtype = compute_dtype({t.dtype for t in checkpoint.non_expert_tensors if t.dtype in FLOATS})
     specs = [spec for spec in shape.layers if spec.matrices == shape.layers[0].matrices][:layers]
-    store = SlowStore(checkpoint, bytes_per_s, cache=cache, verify="never")
+    store = SlowStore(checkpoint, cache, read_delay_s)
     pool = ReaderPool(READERS)
     random = np.random.default_rng(0)
     choices = [
@@ -86,50 +80,33 @@ def bench_prompts(
         for _ in specs
     ]
     start = mx.array(random.standard_normal((rows, shape.hidden_size), dtype=np.float32))
-    section = section or shape.num_experts
-    fewer = max(1, slots - -(-2 * section // len(shape.layers)))
-    resident = _Way(specs, shape.num_experts, 0, shape.num_experts, dtype, store, pool)
+    resident = _Layers(specs, shape.num_experts, dtype, store, pool)
     resident.fill()
-    ways = [
-        _Way(specs, slots, 0, shape.num_experts, dtype, store, pool),
-        _Way(specs, fewer, section, shape.num_experts, dtype, store, pool),
-    ]
+    few = _Layers(specs, slots, dtype, store, pool)
     expected = resident.run(start, choices).y
-    for way in ways:
-        way.run(start, choices)  # fills the slots
-    compute_s: list[float] = []
-    runs: list[list[_Run]] = [[] for _ in ways]
-    reads_s: list[list[float]] = [[] for _ in ways]
+    identical = np.array_equal(few.run(start, choices).y, expected)  # fills the slots
+    turns: list[tuple[float, _Run, float]] = []
     for repeat in range(repeats):
         on_repeat(repeat)
-        compute_s.append(resident.run(start, choices).layer_s)
-        for number in range(len(ways))[:: -1 if repeat % 2 else 1]:
-            run = ways[number].run(start, choices)
-            runs[number].append(run)
-            reads_s[number].append(resident.read_again(round(run.loads)))
-    figures = []
-    for way, found, read in zip(ways, runs, reads_s, strict=True):
-        bounds = [max(pair) for pair in zip(compute_s, read, strict=True)]
-        figures.append(
-            PromptFigures(
-                slots=way.slots,
-                section=way.section,
-                rows=rows,
-                cache=cache,
-                read_mbytes_per_s=bytes_per_s / 1e6,
-                layer_ms=1e3 * statistics.median(run.layer_s for run in found),
-                compute_ms=1e3 * statistics.median(compute_s),
-                reads_ms=1e3 * statistics.median(read),
-                over_bound=statistics.median(run.layer_s / b for run, b in zip(found, bounds, strict=True)),
-                stall_ms=1e3 * statistics.mean(run.stall_s for run in found),
-                loads=statistics.mean(run.loads for run in found),
-                identical=all(np.array_equal(run.y, expected) for run in found),
-            )
-        )
-        way.close()
+        compute_s = resident.run(start, choices).layer_s
+        run = few.run(start, choices)
+        turns.append((compute_s, run, resident.read_again(round(run.loads))))
+        identical = identical and np.array_equal(run.y, expected)
     pool.close()
     store.close()
-    return figures
+    return PromptFigures(
+        slots=slots,
+        rows=rows,
+        cache=cache,
+        read_delay_ms=1e3 * read_delay_s,
+        layer_ms=1e3 * statistics.median(run.layer_s for _, run, _ in turns),
+        compute_ms=1e3 * statistics.median(compute_s for compute_s, _, _ in turns),
+        reads_ms=1e3 * statistics.median(reads_s for _, _, reads_s in turns),
+        over_bound=statistics.median(run.layer_s / max(compute_s, reads_s) for compute_s, run, reads_s in turns),
+        stall_ms=1e3 * statistics.mean(run.stall_s for _, run, _ in turns),
+        loads=statistics.mean(run.loads for _, run, _ in turns),
+        identical=identical,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,44 +119,27 @@ class _Run:
     y: np.ndarray
 
 
-class _Way:
-    """The layers with their slots; `section` experts a section, 0 for none."""
+class _Layers:
+    """All with so many slots."""
 
-    def __init__(
-        self,
-        specs: Sequence[LayerSpec],
-        slots: int,
-        section: int,
-        num_experts: int,
-        dtype: str,
-        store: SlowStore,
-        pool: ReaderPool,
-    ) -> None:
-        self.slots, self.section = slots, section
-        self._num_experts, self._store, self._pool = num_experts, store, pool
-        self._stream: LayerStream | None = None
+    def __init__(self, specs: Sequence[LayerSpec], slots: int, dtype: str, store: SlowStore, pool: ReaderPool) -> None:
+        self._store, self._pool = store, pool
         self._layers = {
             spec.index: ExpertLayer(
-                LayerBuffers(spec, slots, dtype), store.read_expert, None, pool, fill_many=store.read_experts
+                LayerBuffers(spec, slots, dtype),
+                store.read_expert,
+                None,
+                pool,
+                fill_many=store.read_experts,
+                fill_cached=store.read_cached,
             )
             for spec in specs
         }
-        if section:
-            self._stream = LayerStream(
-                (LayerBuffers(specs[0], section, dtype), LayerBuffers(specs[0], section, dtype)),
-                store.read_experts,
-                pool,
-                list(self._layers),
-                lambda index: [e for e in range(num_experts) if e not in self._layers[index].table.slots],
-            )
-            self._stream.rates.scattered_s = float("inf")  # whatever it costs: that is what is measured
-        for layer in self._layers.values():
-            layer.stream = self._stream
 
     def fill(self) -> None:
         """Every expert into a slot."""
         for layer in self._layers.values():
-            layer.pin(range(self._num_experts))
+            layer.pin(range(layer.table.capacity))
 
     def run(self, x: mx.array, choices: Sequence[np.ndarray]) -> _Run:
         """x: [N, D] through all layers, choices: [N, K] each."""
@@ -199,7 +159,7 @@ class _Way:
         )
 
     def read_again(self, experts: int) -> float:
-        """Seconds a layer to read so many experts into their own slots, one after the other layer."""
+        """Seconds a layer to read so many experts into their own slots, layer after layer."""
         begun = time.perf_counter()
         jobs = []
         for index, layer in self._layers.items():
@@ -209,10 +169,6 @@ class _Way:
         if jobs:
             self._pool.run_all(jobs)
         return (time.perf_counter() - begun) / len(self._layers)
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
 
     def _stall_s(self) -> float:
         return sum(layer.table.counts.stall_s for layer in self._layers.values())

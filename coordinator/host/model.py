@@ -125,6 +125,7 @@ def build_local_layers(
             policies[position],
             readers,
             fill_many=store.read_experts,
+            fill_cached=store.read_cached,
         )
         pin_local(layer, plan, position)
         on_layer(position + 1, len(shape.layers))

@@ -18,7 +18,6 @@ from titan.common.errors import ClusterError, TitanError, WorkerDraining, Worker
 from titan.common.log import get_logger
 from titan.common.registry.shape import ModelShape
 from titan.common.security.tls import client_ssl_context
-from titan.common.store import ExpertStore
 from titan.common.units import format_bytes, format_seconds
 from titan.coordinator.certificates import Certificates
 from titan.coordinator.moe.workers import ReadyWorker
@@ -27,6 +26,7 @@ from titan.coordinator.remote.choose import faster, probing_call
 from titan.coordinator.remote.connect import (
     Connection,
     Progress,
+    ReadBytes,
     from_rpc_error,
     greet,
     install,
@@ -64,7 +64,7 @@ class WorkerLink:
 
     Args:
         worker: name and addresses from hosts.yaml.
-        store: where the experts it has to be given are read.
+        read_bytes: reads the experts that it has to be given.
         transport: "auto", "lane" or "grpc", as hosts.yaml has it.
         reduced: whether requests will carry scores (hosts.yaml's precision).
     """
@@ -77,7 +77,7 @@ class WorkerLink:
         shape: ModelShape,
         dtype: str,
         instance_id: str,
-        store: ExpertStore,
+        read_bytes: ReadBytes,
         transport: str = "auto",
         *,
         reduced: bool = False,
@@ -91,7 +91,7 @@ class WorkerLink:
         self.times_set_aside = 0
         self._worker, self._certificates, self._timeouts = worker, certificates, timeouts
         self._shape, self._dtype, self._instance_id = shape, dtype, instance_id
-        self._store, self._mode, self._reduced = store, transport, reduced
+        self._read_bytes, self._mode, self._reduced = read_bytes, transport, reduced
         self._reconnect = self._power_asked = False
         self._share: Share | None = None
         self._installed: Share | None = None
@@ -268,7 +268,7 @@ class WorkerLink:
         """Have the worker hold and serve `share`."""
         started = time.monotonic()
         self._set_status("installing", address=connection.address, epoch=connection.hello.session.epoch)
-        install(connection, share, self._store, self._timeouts.assign_idle, self._set_progress, lambda: self._stop)
+        install(connection, share, self._read_bytes, self._timeouts.assign_idle, self._set_progress, lambda: self._stop)
         progress = self._status.progress
         log.info(
             "experts installed",

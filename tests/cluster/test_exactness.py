@@ -6,7 +6,6 @@ Run: .venv/bin/pytest tests/cluster/test_exactness.py
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.nn as nn

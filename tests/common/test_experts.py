@@ -123,7 +123,7 @@ def test_a_wholly_pinned_layer_needs_no_look_up(case: Case) -> None:
 
 @pytest.mark.parametrize("threads", [None, 3])
 def test_readers_change_nothing(case: Case, threads: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("titan.common.experts.PARALLEL_READ_BYTES", 0)
+    monkeypatch.setattr("titan.common.store.layer_reads.PARALLEL_READ_BYTES", 0)
     pool = None if threads is None else ReaderPool(threads)
     layer = case.layer(4, readers=pool)
     for seed in range(10):
@@ -169,7 +169,7 @@ def failing(store: ExpertStore, bad: set[int]) -> Callable[[int, int, Sequence[n
 def test_a_failed_read_gives_its_slots_back_and_the_layer_goes_on(
     case: Case, threads: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("titan.common.experts.PARALLEL_READ_BYTES", 0)
+    monkeypatch.setattr("titan.common.store.layer_reads.PARALLEL_READ_BYTES", 0)
     bad = {3}
     pool = None if threads is None else ReaderPool(threads)
     buffers = LayerBuffers(case.checkpoint.shape.layer(LAYER), TOP_K, "float32")

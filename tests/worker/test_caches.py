@@ -156,6 +156,7 @@ def test_a_read_that_fails_costs_one_request(
 
     with monkeypatch.context() as patch:
         patch.setattr(own.store, "_from", fail)
+        patch.setattr(own.store._copies[0], "at_once", False)
         with pytest.raises(StoreError):
             run(holdings, mlx, [5, 6])
         np.testing.assert_array_equal(run(holdings, mlx, [1, 2]), expected)
