@@ -222,8 +222,11 @@ class ExpertLayer:
         kept = frozenset(keep)
         try:
             missing = self._fill_slots(missing, kept)
-        except DiskStalled:  # another copy may have it; other slots, as these may still be written
-            missing = self._fill_slots(missing, kept)
+        except DiskStalled as error:  # another copy may have it; other slots, as these may still be written
+            try:
+                missing = self._fill_slots(missing, kept)
+            except DiskStalled:
+                raise error from None
         for expert in missing:
             self.table.map(expert, pin=pin)
         counts, took_s = self.table.counts, time.perf_counter() - start

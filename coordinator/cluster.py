@@ -50,6 +50,7 @@ from titan.coordinator.remote.link import WorkerLink
 from titan.coordinator.remote.workers import Workers
 from titan.placement import Plan
 from titan.placement.figures import Figures
+from titan.placement.reuse import Reuse
 
 __all__ = ["READERS", "Cluster", "ClusterOptions"]
 
@@ -86,6 +87,7 @@ class Cluster:
         self.plan: Plan | None = None
         self.figures: Figures | None = None
         self.frequencies: tuple[tuple[float, ...], ...] | None = None  # of routing, that the plan was made for
+        self._told_reuse: Reuse | None = None
         self.model: HostModel | None = None
         self.layers: dict[int, ExpertLayer] = {}
         self.prompt_cache: PromptCache | None = None
@@ -156,7 +158,7 @@ class Cluster:
             reduced=self.reduced,
         )
         self.dispatcher.prefetcher = self.make_prefetcher(model)
-        self.dispatcher.routing = RoutingCounts([spec.index for spec in shape.layers], shape.num_experts)
+        self.dispatcher.routing = RoutingCounts([spec.index for spec in shape.layers], shape.num_experts, shape.top_k)
         self._learned.recall(list(self.layers.values()), self.dispatcher.prefetcher)
         self._preload(self.plan)
         model.bind(self.layers, self.dispatcher)
@@ -198,7 +200,7 @@ class Cluster:
         self._readers.close()
         self.store.close()
         if self.dispatcher is not None:
-            self._learned.remember(list(self.layers.values()), self.dispatcher.prefetcher)
+            self._learned.remember(list(self.layers.values()), self.dispatcher.prefetcher, self.reuse)
         if self.model is not None:
             self.model.close()
         self.layers.clear()
@@ -217,16 +219,28 @@ class Cluster:
         return self.model
 
     def make_plan(
-        self, *, frequencies: tuple[tuple[float, ...], ...] | None = None, time_limit_s: float | None = None
+        self,
+        *,
+        frequencies: tuple[tuple[float, ...], ...] | None = None,
+        reuse: Reuse | None = None,
+        time_limit_s: float | None = None,
     ) -> Plan:
-        """Plan for the workers that answered Hello, from figures if the options say so.
+        """Plan for the workers that answered Hello, from figures if the options say so; `frequencies` and `reuse` as a
+        trace told them.
 
         On the engine's thread, with the host model loaded and not bound.
         """
         figures = self.measured_figures() if self.options.measure else None
-        self.figures, self.frequencies = figures, frequencies
+        self.figures, self.frequencies, self._told_reuse = figures, frequencies, reuse
         self.report("planning")
-        return self.planner.solve(self.planner.problem(figures, frequencies), time_limit_s)
+        return self.planner.solve(self.planner.problem(figures, frequencies, self.reuse), time_limit_s)
+
+    @property
+    def reuse(self) -> Reuse | None:
+        """How rows resemble the rows before: as this run served them, else as a trace said, else as an earlier run."""
+        counts = self.dispatcher.routing if self.dispatcher is not None else None
+        served = counts.reuse() if counts is not None else None
+        return served or self._told_reuse or self._learned.reuse()
 
     def measured_figures(self) -> Figures:
         """Kept figures of this cluster, or new ones. On the engine's thread; the model must be loaded and not bound."""

@@ -17,6 +17,7 @@ from titan.coordinator.remote.workers import Workers
 from titan.placement import Plan, Problem, solve
 from titan.placement.cost import Costs
 from titan.placement.figures import Figures
+from titan.placement.reuse import Reuse
 
 PAGE_CACHE_SHARE = 0.8  # of the memory that experts leave: other files want some of it
 
@@ -43,8 +44,13 @@ class Planner:
         self._hosts, self._checkpoint, self._shape, self._dtype = hosts, checkpoint, checkpoint.shape, dtype
         self._available_bytes, self._workers, self._options = available_bytes, workers, options
 
-    def problem(self, figures: Figures | None, frequencies: tuple[tuple[float, ...], ...] | None = None) -> Problem:
-        """The placement problem of the workers as they are now."""
+    def problem(
+        self,
+        figures: Figures | None,
+        frequencies: tuple[tuple[float, ...], ...] | None = None,
+        reuse: Reuse | None = None,
+    ) -> Problem:
+        """The placement problem of the workers as they are now; `frequencies` and `reuse` of routing where known."""
         memory = self._workers.memory()
         return make_problem(
             self._shape,
@@ -57,6 +63,7 @@ class Planner:
             frequencies,
             self._workers.caches(),
             cached=self.reads_cached,
+            reuse=reuse,
         )
 
     def solve(self, problem: Problem, time_limit_s: float | None = None) -> Plan:

@@ -1,5 +1,5 @@
 """The experts a worker holds: per layer a slot table, pinned from a checkpoint or from pushed bytes, and beside the
-pinned ones a cache of experts that are read from the worker's own copy when they are asked for.
+pinned ones a cache of experts that are read from the worker's disk when they are asked for.
 
 What is to be held is stated whole; what is there already stays. Never more than the budget (constraint (mem)), also
 while one set is exchanged for another. Allocation, mapping and execution happen on the MLX thread; installing does not.
@@ -77,6 +77,11 @@ class Holdings:
         self.installing = threading.Lock()
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes of experts read from this worker's disk."""
+        return self._own.store.counts.bytes if self._own is not None else 0
+
+    @property
     def resident_bytes(self) -> int:
         return sum(layer.buffers.nbytes for layer in list(self._layers.values()))
 
@@ -137,8 +142,8 @@ class Holdings:
         """
         if wanted.caches and self._own is None:
             raise WorkerRefused(
-                "cache slots were assigned to a worker without a copy of the checkpoint",
-                "start titan-worker with --model, or give it no slots beside the pinned ones",
+                "cache slots were assigned to a worker that has nothing on its disk to read from",
+                "start titan-worker with --model or --cache, or give it no slots beside the pinned ones",
             )
         total = sum(wanted.slots(layer) * self._slot_bytes[layer] for layer in wanted.layers)
         if total > self.budget_bytes:
@@ -223,6 +228,16 @@ class Holdings:
                 assert layer is not None
                 layer.table.map(expert, pin=True)
                 layer.table.counts.installed += 1
+
+        self._mlx.run(work)
+
+    def serve(self, layer: int, experts: frozenset[int]) -> None:
+        """Of a cache's experts, those that can be read here."""
+
+        def work() -> None:
+            self._served[layer] = experts
+            if not experts:
+                del self._served[layer]
 
         self._mlx.run(work)
 

@@ -14,19 +14,17 @@ from titan.common.metrics_server import MetricsServer
 from titan.common.platform import process_memory_bytes
 from titan.common.security.identity import Role, parse_identity, require_role
 from titan.common.slots.table import SlotCounts
-from titan.common.store import ExpertStore
 from titan.common.versions import MLX_VERSION, SOFTWARE_VERSION
 from titan.worker.cache import ExpertCache
 from titan.worker.hints import DROPPED
+from titan.worker.own_copy import Reads
 from titan.worker.server import WorkerServer
 from titan.worker.service import WorkerService
 
 DEFAULT_PORT = 9177
 
 
-def serve_metrics(
-    address: str, server: WorkerServer, service: WorkerService, store: ExpertStore | None
-) -> MetricsServer:
+def serve_metrics(address: str, server: WorkerServer, service: WorkerService, store: Reads | None) -> MetricsServer:
     """Serve /metrics at `address`: to this machine when it is loopback, else to coordinators and operators over TLS.
 
     Raises:
@@ -131,7 +129,7 @@ def _cache(cache: ExpertCache | None) -> Iterator[Sample]:
     yield Sample("titan_worker_cache_skipped", "counter", "Experts not kept for want of room or disk.", counts.skipped)
 
 
-def _disk(store: ExpertStore | None) -> Iterator[Sample]:
+def _disk(store: Reads | None) -> Iterator[Sample]:
     counts = store.counts if store is not None else None
     figures = (counts.bytes, counts.reads, counts.seconds) if counts is not None else (0, 0, 0.0)
     yield Sample("titan_worker_store_read_bytes", "counter", "Bytes of experts read from disk.", figures[0])

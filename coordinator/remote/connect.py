@@ -195,8 +195,10 @@ def install(
     idle_timeout_s: float,
     on_progress: Callable[[Progress], None],
     stopped: Callable[[], bool],
-) -> None:
+) -> Share:
     """Have a worker hold and serve exactly `share`; pushes the experts that it asks for.
+
+    Returns the share as it is there: a worker that serves what it keeps of what it is sent may have no room for all.
 
     Raises:
         WorkerTimeout: no progress for `idle_timeout_s`.
@@ -244,7 +246,9 @@ def install(
         if not installed:
             raise WorkerBadReply(f"worker {name} ended Assign before everything was installed")
         _check_held(name, share.pinned, held, "its slot table lacks")
-        _check_held(name, {i: cache.experts for i, cache in share.caches.items()}, served, "it does not serve")
+        if connection.hello.has_checkpoint:
+            _check_held(name, {i: cache.experts for i, cache in share.caches.items()}, served, "it does not serve")
+        return share.serving(served)
     finally:
         stream.cancel()
         needed.put(None)
@@ -275,6 +279,8 @@ def _assign_messages(
         )
     )
     asked = {(layer, e) for layer, experts in share.pinned.items() for e in experts}
+    if not connection.hello.has_checkpoint:  # it keeps what it is to read later
+        asked |= {(layer, e) for layer, cache in share.caches.items() for e in cache.experts}
     for batch in iter(needed.get, None):
         for layer, expert in batch:
             if (layer, expert) not in asked:

@@ -137,11 +137,11 @@ class Workers:
         """Cache slots a layer that hosts.yaml gives to workers that are there with a copy of the checkpoint."""
         found = {}
         for worker, link in zip(self._hosts.workers, self.links, strict=True):
-            if worker.cache_slots and link.has_checkpoint:
+            if worker.cache_slots and link.reads:
                 found[worker.name] = worker.cache_slots
             elif worker.cache_slots and link.has_checkpoint is False:
                 log.warning(
-                    "hosts.yaml gives a worker cache slots, and it has no copy of the checkpoint to read from",
+                    "hosts.yaml gives a worker cache slots, and it has nothing on its disk to read from",
                     worker=worker.name,
                 )
         return found
