@@ -148,12 +148,13 @@ def _read_direct(file: OpenFile, run: Sequence[Segment]) -> int:
             done -= done % ALIGNMENT_BYTES  # a short read: go on at a boundary
             if count < ALIGNMENT_BYTES:
                 raise _ends(file, _end(run))
+    view = memoryview(buffer)
     for segment in run:
         place = segment.offset - start
         for target in segment.buffers:
-            source = np.frombuffer(buffer, target.dtype, count=target.size, offset=place)
-            np.copyto(target, source.reshape(target.shape))
-            place += target.nbytes
+            end = place + target.nbytes
+            memoryview(target).cast("B")[:] = view[place:end]  # type: ignore[arg-type]  # an array is a buffer
+            place = end
     return calls
 
 
