@@ -26,18 +26,15 @@ from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.registry import Checkpoint
 from titan.common.registry.families import require_weighted_sum
 from titan.common.security.credentials import Credentials
-from titan.common.slots.buffers import slot_bytes
 from titan.common.store import ExpertStore, ReaderPool
-from titan.common.stream import LayerStream
 from titan.coordinator.calibration.cluster import Calibration
 from titan.coordinator.cluster_options import ClusterOptions
 from titan.coordinator.generation.model import LoadedModel
 from titan.coordinator.generation.prompt_cache import PromptCache, open_prompt_cache
-from titan.coordinator.host.budget import HostMemory, host_memory, stream_width
+from titan.coordinator.host.budget import HostMemory, host_memory
 from titan.coordinator.host.model import (
     HostModel,
     build_local_layers,
-    build_stream,
     load_host_model,
     loose_experts,
 )
@@ -116,7 +113,6 @@ class Cluster:
         self.planner = Planner(hosts, checkpoint, self.dtype, memory, available_bytes, self.workers, options)
         self._learned = LearnedRouting(options.figures_folder, checkpoint.shape)
         self.dispatcher: Dispatcher | None = None
-        self.stream: LayerStream | None = None
         self._one_core: OneCore | None = None
 
     def load(self) -> LoadedModel:
@@ -165,9 +161,6 @@ class Cluster:
         self.dispatcher.routing = RoutingCounts([spec.index for spec in shape.layers], shape.num_experts, shape.top_k)
         self._learned.recall(list(self.layers.values()), self.dispatcher.prefetcher)
         self._preload(self.plan)
-        self.stream = self._make_stream(self.plan, self.dispatcher)
-        for layer in self.layers.values():
-            layer.stream = self.stream
         model.bind(self.layers, self.dispatcher)
         self.layer_times = LayerTimes(self.dispatcher.executed, self.exchange)
         model.time(self.layer_times)
@@ -205,7 +198,6 @@ class Cluster:
         """End sessions and give files and memory back."""
         self.workers.close()
         self._readers.close()
-        self.stream = None
         self.store.close()
         if self.dispatcher is not None:
             self._learned.remember(list(self.layers.values()), self.dispatcher.prefetcher, self.reuse)
@@ -281,15 +273,6 @@ class Cluster:
         for position, layer in enumerate(self.layers.values()):
             self.report(f"reading local experts: cache of layer {position + 1} of {len(self.layers)}")
             layer.preload(loose_experts(layer, plan, position))
-
-    def _make_stream(self, plan: Plan, dispatcher: Dispatcher) -> LayerStream | None:
-        """For prompts' layers, in the memory that the plan leaves for it."""
-        shape = self.checkpoint.shape
-        room_bytes = self.planner.stream_room_bytes(plan)
-        width = stream_width(slot_bytes(shape.layers[0], self.dtype), shape.num_experts, room_bytes)
-        if width == 0 or all(layer.whole for layer in self.layers.values()):
-            return None
-        return build_stream(self.checkpoint, width, self.store, self.dtype, self._readers, dispatcher.absent)
 
     def _loaded(self, tokenizer: TokenizerWrapper) -> LoadedModel:
         model = self.model

@@ -10,7 +10,6 @@ from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.config.hosts import HostsConfig
 from titan.common.errors import PlanError
 from titan.common.registry import Checkpoint
-from titan.common.slots.buffers import slot_bytes
 from titan.coordinator.cluster_options import ClusterOptions
 from titan.coordinator.host.budget import HostMemory
 from titan.coordinator.planning import make_problem, with_caches
@@ -57,7 +56,7 @@ class Planner:
             self._shape,
             self._hosts,
             self._dtype,
-            self.memory.experts_bytes - self._stream_bytes(sum(memory.values())),
+            self.memory.experts_bytes,
             memory,
             {status.name: status.address for status in self._workers.status()},
             figures,
@@ -100,16 +99,3 @@ class Planner:
         """Whether all experts fit in the memory that is left for the page cache."""
         left = self._available_bytes - self.memory.experts_bytes
         return self._shape.expert_bytes_total <= PAGE_CACHE_SHARE * left
-
-    def stream_room_bytes(self, plan: Plan) -> int:
-        """What the plan's slots leave of M_0 for a LayerStream, at most what the options say."""
-        layers = zip(plan.slots[0], self._shape.layers, strict=True)
-        slots_bytes = sum(slots * slot_bytes(spec, self._dtype) for slots, spec in layers)
-        return min(self._options.stream_bytes, self.memory.experts_bytes - slots_bytes)
-
-    def _stream_bytes(self, workers_bytes: int) -> int:
-        """What of M_0 is kept free of slots for a LayerStream: nothing when every expert fits in somebody's memory."""
-        everything = sum(slot_bytes(spec, self._dtype) for spec in self._shape.layers) * self._shape.num_experts
-        if self.memory.experts_bytes + workers_bytes >= everything:
-            return 0
-        return min(self._options.stream_bytes, self.memory.experts_bytes // 2)
