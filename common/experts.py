@@ -7,6 +7,7 @@ thread that owns MLX. Knows nothing of other nodes.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import mlx.core as mx
@@ -21,8 +22,6 @@ from titan.common.slots.buffers import LayerBuffers
 from titan.common.slots.overdue import OverdueSlots
 from titan.common.store.layer_reads import Fill, FillCached, FillMany, LayerReads
 from titan.common.store.readers import ReaderPool
-from titan.common.stream import LayerStream
-from titan.common.stream.sections import last_chosen
 
 
 class ExpertLayer:
@@ -36,9 +35,6 @@ class ExpertLayer:
         fill_many: reads several experts, neighbours in one call; by default one after another.
         fill_cached: reads on this thread what can be had without waiting; by default that is nothing.
         overlap: run the experts that are there while the others are read.
-
-    Attributes:
-        stream: reads more experts than there are slots, where that is sooner than group by group through the slots.
     """
 
     def __init__(
@@ -56,7 +52,6 @@ class ExpertLayer:
         self.table = SlotTable(buffers.capacity, policy)
         self.whole = False  # every expert pinned, expert e in slot e: the router's indices are slot ids
         self.overlap = overlap
-        self.stream: LayerStream | None = None
         self.overdue = OverdueSlots(self.table)
         self._fill, self._fill_many, self._fill_cached = fill, fill_many, fill_cached
         self._reads = LayerReads(buffers.layer, fill, fill_many, fill_cached, readers)
@@ -171,54 +166,36 @@ class ExpertLayer:
             raise self._no_slots("has no slot left for experts that are not pinned")
         self.settle()
         pairs = PairGroups(x, rows, experts, sort=sort)
-        here = [e for e in distinct if e in self.table.slots]
-        if not fits and self.stream is not None and missing and self.stream.pays(self.buffers.layer, missing):
-            self._run_streamed(self.stream, pairs, here, missing)
-        else:
-            self._run_grouped(pairs, here, missing, distinct if fits else [])
+        self._run_grouped(pairs, distinct if fits else [])
         y = pairs.joined()
         self._unevaluated.append(y)
         return y
 
-    def _run_grouped(self, pairs: PairGroups, here: list[int], missing: list[int], keep: list[int]) -> None:
-        """Half the slots are filled while the other half is computed on, what is there first.
+    def _run_grouped(self, pairs: PairGroups, keep: list[int]) -> None:
+        """What is there first; then group after group is read into slots whose experts have been computed.
 
-        keep: experts that all have their place; without them only those of the group before are kept.
+        A group is no more experts than are read at once: the disk waits for the first one to be computed, and the last
+        one for the disk. Those that the last rows chose come last, and so are still there for the next token.
+
+        keep: experts that all have their place; without them only those that are not computed yet are kept.
         """
+        order = list(dict.fromkeys(reversed(pairs.experts.tolist())))[::-1]
+        here = [e for e in order if e in self.table.slots]
+        missing = [e for e in order if e not in self.table.slots]
         width = self.table.evictable_slots
-        half = width if keep else max(1, width // 2)
-        before: list[int] = []
-        for group in [part[i : i + half] for part in (here, missing) for i in range(0, len(part), half)]:
+        size = width if keep else max(1, min(width // 2, self._reads.at_once or width))
+        computing: deque[tuple[list[int], mx.array]] = deque()
+        for group in [part[i : i + size] for part in (here, missing) for i in range(0, len(part), size)]:
             if group[0] not in self.table.slots:
-                beside = bool(keep) or sum(e not in self.table.pinned for e in before) + len(group) <= width
-                mx.eval(pairs.outputs[:-1] if beside else pairs.outputs)
-                start = time.perf_counter()
-                self._load(group, keep=keep or ([*before, *group] if beside else group))
-                if self.stream is not None and not keep:
-                    self.stream.rates.read_scattered(len(group), time.perf_counter() - start)
-            self._unevaluated.append(pairs.apply(self.buffers, self._places(group)))
-            before = group
-
-    def _run_streamed(self, stream: LayerStream, pairs: PairGroups, here: list[int], missing: list[int]) -> None:
-        """What is in a slot from there, the rest past the slots; those chosen last are kept, as far as they fit."""
-        wanted = frozenset(last_chosen(reversed(pairs.experts.tolist()), self.table.evictable_slots))
-        if here:
-            self._unevaluated.append(pairs.apply(self.buffers, self._places(here)))
-        waited_s = stream.waited_s
-        try:
-            for experts, buffers in stream.run(self.buffers.layer, pairs, missing):
-                kept = [(i, e) for i, e in enumerate(experts) if e in wanted and e not in self.table.slots]
-                if kept:
-                    self.settle()
-                for place, expert in kept:
-                    slots = self.table.reserve([expert], wanted)
-                    if slots is None:
-                        break
-                    self.buffers.copy_slot(slots[0], buffers, place)
-                    self.table.map(expert)
-        finally:
-            self.table.counts.stall_s += stream.waited_s - waited_s
-        self.table.counts.streamed += len(missing)
+                busy = [e for experts, _ in computing for e in experts]
+                while not keep and computing and not self._fits([*busy, *group]):
+                    experts, y = computing.popleft()
+                    mx.eval(y)
+                    busy = busy[len(experts) :]
+                self._load(group, keep=keep or [*busy, *group])
+            y = pairs.apply(self.buffers, self._places(group))
+            self._unevaluated.append(y)
+            computing.append((group, y))
 
     def _fits(self, distinct: list[int]) -> bool:
         if len(distinct) <= self.table.evictable_slots:

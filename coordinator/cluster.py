@@ -26,18 +26,15 @@ from titan.common.prefetch.prefetcher import Prefetcher
 from titan.common.registry import Checkpoint
 from titan.common.registry.families import require_weighted_sum
 from titan.common.security.credentials import Credentials
-from titan.common.slots.buffers import slot_bytes
 from titan.common.store import ExpertStore, ReaderPool
-from titan.common.stream import LayerStream
 from titan.coordinator.calibration.cluster import Calibration
 from titan.coordinator.cluster_options import ClusterOptions
 from titan.coordinator.generation.model import LoadedModel
 from titan.coordinator.generation.prompt_cache import PromptCache, open_prompt_cache
-from titan.coordinator.host.budget import HostMemory, host_memory, stream_width
+from titan.coordinator.host.budget import HostMemory, host_memory
 from titan.coordinator.host.model import (
     HostModel,
     build_local_layers,
-    build_stream,
     load_host_model,
     loose_experts,
 )
@@ -53,6 +50,7 @@ from titan.coordinator.remote.link import WorkerLink
 from titan.coordinator.remote.workers import Workers
 from titan.placement import Plan
 from titan.placement.figures import Figures
+from titan.placement.reuse import Reuse
 
 __all__ = ["READERS", "Cluster", "ClusterOptions"]
 
@@ -89,6 +87,7 @@ class Cluster:
         self.plan: Plan | None = None
         self.figures: Figures | None = None
         self.frequencies: tuple[tuple[float, ...], ...] | None = None  # of routing, that the plan was made for
+        self._told_reuse: Reuse | None = None
         self.model: HostModel | None = None
         self.layers: dict[int, ExpertLayer] = {}
         self.prompt_cache: PromptCache | None = None
@@ -114,7 +113,6 @@ class Cluster:
         self.planner = Planner(hosts, checkpoint, self.dtype, memory, available_bytes, self.workers, options)
         self._learned = LearnedRouting(options.figures_folder, checkpoint.shape)
         self.dispatcher: Dispatcher | None = None
-        self.stream: LayerStream | None = None
         self._one_core: OneCore | None = None
 
     def load(self) -> LoadedModel:
@@ -160,12 +158,9 @@ class Cluster:
             reduced=self.reduced,
         )
         self.dispatcher.prefetcher = self.make_prefetcher(model)
-        self.dispatcher.routing = RoutingCounts([spec.index for spec in shape.layers], shape.num_experts)
+        self.dispatcher.routing = RoutingCounts([spec.index for spec in shape.layers], shape.num_experts, shape.top_k)
         self._learned.recall(list(self.layers.values()), self.dispatcher.prefetcher)
         self._preload(self.plan)
-        self.stream = self._make_stream(self.plan, self.dispatcher)
-        for layer in self.layers.values():
-            layer.stream = self.stream
         model.bind(self.layers, self.dispatcher)
         self.layer_times = LayerTimes(self.dispatcher.executed, self.exchange)
         model.time(self.layer_times)
@@ -203,10 +198,9 @@ class Cluster:
         """End sessions and give files and memory back."""
         self.workers.close()
         self._readers.close()
-        self.stream = None
         self.store.close()
         if self.dispatcher is not None:
-            self._learned.remember(list(self.layers.values()), self.dispatcher.prefetcher)
+            self._learned.remember(list(self.layers.values()), self.dispatcher.prefetcher, self.reuse)
         if self.model is not None:
             self.model.close()
         self.layers.clear()
@@ -225,16 +219,28 @@ class Cluster:
         return self.model
 
     def make_plan(
-        self, *, frequencies: tuple[tuple[float, ...], ...] | None = None, time_limit_s: float | None = None
+        self,
+        *,
+        frequencies: tuple[tuple[float, ...], ...] | None = None,
+        reuse: Reuse | None = None,
+        time_limit_s: float | None = None,
     ) -> Plan:
-        """Plan for the workers that answered Hello, from figures if the options say so.
+        """Plan for the workers that answered Hello, from figures if the options say so; `frequencies` and `reuse` as a
+        trace told them.
 
         On the engine's thread, with the host model loaded and not bound.
         """
         figures = self.measured_figures() if self.options.measure else None
-        self.figures, self.frequencies = figures, frequencies
+        self.figures, self.frequencies, self._told_reuse = figures, frequencies, reuse
         self.report("planning")
-        return self.planner.solve(self.planner.problem(figures, frequencies), time_limit_s)
+        return self.planner.solve(self.planner.problem(figures, frequencies, self.reuse), time_limit_s)
+
+    @property
+    def reuse(self) -> Reuse | None:
+        """How rows resemble the rows before: as this run served them, else as a trace said, else as an earlier run."""
+        counts = self.dispatcher.routing if self.dispatcher is not None else None
+        served = counts.reuse() if counts is not None else None
+        return served or self._told_reuse or self._learned.reuse()
 
     def measured_figures(self) -> Figures:
         """Kept figures of this cluster, or new ones. On the engine's thread; the model must be loaded and not bound."""
@@ -267,15 +273,6 @@ class Cluster:
         for position, layer in enumerate(self.layers.values()):
             self.report(f"reading local experts: cache of layer {position + 1} of {len(self.layers)}")
             layer.preload(loose_experts(layer, plan, position))
-
-    def _make_stream(self, plan: Plan, dispatcher: Dispatcher) -> LayerStream | None:
-        """For prompts' layers, in the memory that the plan leaves for it."""
-        shape = self.checkpoint.shape
-        room_bytes = self.planner.stream_room_bytes(plan)
-        width = stream_width(slot_bytes(shape.layers[0], self.dtype), shape.num_experts, room_bytes)
-        if width == 0 or all(layer.whole for layer in self.layers.values()):
-            return None
-        return build_stream(self.checkpoint, width, self.store, self.dtype, self._readers, dispatcher.absent)
 
     def _loaded(self, tokenizer: TokenizerWrapper) -> LoadedModel:
         model = self.model

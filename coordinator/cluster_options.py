@@ -27,7 +27,6 @@ class ClusterOptions:
         prompt_cache_folder: where they outlive the process; None for nowhere.
         prompt_cache_disk_bytes: how much of them at most.
         trace: record the router's choices in this file.
-        stream_bytes: of the memory for experts, what prompts' layers are read through (LayerStream); 0 for none.
     """
 
     name: str = ""
@@ -44,4 +43,3 @@ class ClusterOptions:
     prompt_cache_folder: Path | None = None
     prompt_cache_disk_bytes: int = 4 << 30
     trace: Path | None = None
-    stream_bytes: int = 0

@@ -51,7 +51,6 @@ def move_layer(cluster: Cluster, plan: Plan, position: int) -> None:
     new = old.heir(LayerBuffers(spec, plan.slots[0][position], cluster.dtype))
     pin_local(new, plan, position, old)
     new.adopt(old, loose_experts(new, plan, position))
-    new.stream = cluster.stream
     cluster.layers[index] = new
     model.bind_layer(index, new, dispatcher)
     if dispatcher.prefetcher is not None:

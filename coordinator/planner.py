@@ -10,7 +10,6 @@ from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.config.hosts import HostsConfig
 from titan.common.errors import PlanError
 from titan.common.registry import Checkpoint
-from titan.common.slots.buffers import slot_bytes
 from titan.coordinator.cluster_options import ClusterOptions
 from titan.coordinator.host.budget import HostMemory
 from titan.coordinator.planning import make_problem, with_caches
@@ -18,6 +17,7 @@ from titan.coordinator.remote.workers import Workers
 from titan.placement import Plan, Problem, solve
 from titan.placement.cost import Costs
 from titan.placement.figures import Figures
+from titan.placement.reuse import Reuse
 
 PAGE_CACHE_SHARE = 0.8  # of the memory that experts leave: other files want some of it
 
@@ -44,20 +44,26 @@ class Planner:
         self._hosts, self._checkpoint, self._shape, self._dtype = hosts, checkpoint, checkpoint.shape, dtype
         self._available_bytes, self._workers, self._options = available_bytes, workers, options
 
-    def problem(self, figures: Figures | None, frequencies: tuple[tuple[float, ...], ...] | None = None) -> Problem:
-        """The placement problem of the workers as they are now."""
+    def problem(
+        self,
+        figures: Figures | None,
+        frequencies: tuple[tuple[float, ...], ...] | None = None,
+        reuse: Reuse | None = None,
+    ) -> Problem:
+        """The placement problem of the workers as they are now; `frequencies` and `reuse` of routing where known."""
         memory = self._workers.memory()
         return make_problem(
             self._shape,
             self._hosts,
             self._dtype,
-            self.memory.experts_bytes - self._stream_bytes(sum(memory.values())),
+            self.memory.experts_bytes,
             memory,
             {status.name: status.address for status in self._workers.status()},
             figures,
             frequencies,
             self._workers.caches(),
             cached=self.reads_cached,
+            reuse=reuse,
         )
 
     def solve(self, problem: Problem, time_limit_s: float | None = None) -> Plan:
@@ -93,16 +99,3 @@ class Planner:
         """Whether all experts fit in the memory that is left for the page cache."""
         left = self._available_bytes - self.memory.experts_bytes
         return self._shape.expert_bytes_total <= PAGE_CACHE_SHARE * left
-
-    def stream_room_bytes(self, plan: Plan) -> int:
-        """What the plan's slots leave of M_0 for a LayerStream, at most what the options say."""
-        layers = zip(plan.slots[0], self._shape.layers, strict=True)
-        slots_bytes = sum(slots * slot_bytes(spec, self._dtype) for slots, spec in layers)
-        return min(self._options.stream_bytes, self.memory.experts_bytes - slots_bytes)
-
-    def _stream_bytes(self, workers_bytes: int) -> int:
-        """What of M_0 is kept free of slots for a LayerStream: nothing when every expert fits in somebody's memory."""
-        everything = sum(slot_bytes(spec, self._dtype) for spec in self._shape.layers) * self._shape.num_experts
-        if self.memory.experts_bytes + workers_bytes >= everything:
-            return 0
-        return min(self._options.stream_bytes, self.memory.experts_bytes // 2)

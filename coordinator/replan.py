@@ -157,7 +157,9 @@ class Replanner:
                 "start the coordinator without --quick-plan and --plan",
             )
         with self._moving:
-            problem = cluster.planner.problem(figures or cluster.figures, frequencies or cluster.frequencies)
+            problem = cluster.planner.problem(
+                figures or cluster.figures, frequencies or cluster.frequencies, cluster.reuse
+            )
             plan = cluster.planner.solve(problem)
             running = cluster.plan
             then_s = expected_step_s(problem, plan)

@@ -23,7 +23,6 @@ class SlotCounts:
         useful: prefetched experts that were chosen before they were thrown out.
         late: prefetched experts that were needed while still in flight.
         cancelled: prefetches taken back before their read began.
-        streamed: missing experts that were executed past the slots (a prompt's); those kept count as loads too.
         stall_s: seconds spent waiting for reads, `late_s` of them for late prefetches (sigma).
         installed: loads that nobody waited for with a token under way (pinned or preloaded), `install_s` in seconds.
     """
@@ -36,7 +35,6 @@ class SlotCounts:
     useful: int = 0
     late: int = 0
     cancelled: int = 0
-    streamed: int = 0
     stall_s: float = 0.0
     late_s: float = 0.0
     installed: int = 0

@@ -38,6 +38,9 @@ class LayerReads:
         fill_many: reads several; by default one after another.
         fill_cached: reads what can be had without waiting; by default that is nothing.
         pool: who reads the rest; without one, the thread that asks does, however long it takes.
+
+    Attributes:
+        at_once: experts that are read at a time; None where that is no matter of readers.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class LayerReads:
         self._fill = fill
         self._fill_many = fill_many or self._one_by_one
         self._fill_cached = fill_cached
+        self.at_once = pool.width + 1 if pool is not None and self._nbytes >= PARALLEL_READ_BYTES else None
 
     def require_disk(self) -> None:
         """Raises DiskStalled while nothing can be read: before room is made for it."""

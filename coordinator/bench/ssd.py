@@ -155,7 +155,6 @@ class _Group:
             late=late,
             stall_ms=1e3 * stall,
             fetch_ms=1e3 * run.fetch_s,
-            readers=run.readers,
             identical=self.identical[number],
             layers=[
                 LayerFigures(index, e[0] / (e[0] + e[1]), e[2], e[5], 1e3 * e[6])

@@ -59,6 +59,7 @@ def ssd_command(
         str,
         typer.Option(help="Also: experts drawn at random, these shares of them the previous token's, e.g. 0.25,0.5"),
     ] = "",
+    install: Annotated[bool, typer.Option("--install/--no-install", help="Measure single installs too.")] = True,
     layers: Annotated[bool, typer.Option("--layers", help="Show every layer of every variant.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -82,7 +83,7 @@ def ssd_command(
     with tempfile.TemporaryDirectory(prefix="titan-bench-") as folder, err.status("packing") as status:
         packed = open_checkpoint(pack) if pack is not None else write_pack(checkpoint, Path(folder) / "pack")
         status.update("measuring installs")
-        installs = bench_install(checkpoint, packed)
+        installs = bench_install(checkpoint, packed) if install else []
         status.update("loading")
         bench = SsdBench(checkpoint, packed, tokens, warm, seconds)
         if wanted:
@@ -106,7 +107,8 @@ def _show(tables: dict[str, list[VariantFigures]], installs: list, layers: bool)
 
     console = Console()
     console.width = max(console.width, WIDTH)
-    show_installs(console, installs)
+    if installs:
+        show_installs(console, installs)
     for title, rows in tables.items():
         show_variants(console, title, rows)
         if layers:

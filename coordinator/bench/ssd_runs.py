@@ -18,8 +18,7 @@ from titan.common.prefetch.build import make_prefetcher
 from titan.common.registry import Checkpoint
 from titan.common.slots import make_policies
 from titan.common.slots.buffers import LayerBuffers
-from titan.common.store import CacheMode, ExpertStore, ReaderPool, calibrate_reads
-from titan.common.store.layer_reads import PARALLEL_READ_BYTES
+from titan.common.store import ExpertStore, ReaderPool, calibrate_reads
 from titan.coordinator.bench.slow_store import SlowStore
 from titan.coordinator.bench.ssd_variant import Variant
 from titan.coordinator.cluster import READERS
@@ -28,6 +27,7 @@ from titan.coordinator.moe.dispatch import Dispatcher
 
 __all__ = ["ResidentRun", "VariantRun"]
 
+MEASURED_READS = 15
 Execute = Callable[[int, mx.array, mx.array], mx.array]
 
 
@@ -88,7 +88,7 @@ class ResidentRun(Run):
 
 
 class VariantRun(Run):
-    """A variant as a coordinator without workers would serve it. `fetch_s`: lambda with `readers` at work."""
+    """A variant as a coordinator without workers would serve it."""
 
     def __init__(self, host: HostModel, checkpoint: Checkpoint, variant: Variant, dtype: str) -> None:
         self.variant = variant
@@ -116,10 +116,7 @@ class VariantRun(Run):
         )
         self.prefetcher = dispatcher.prefetcher
         super().__init__(host, layers, dispatcher.execute)
-        self.readers = READERS
-        if variant.cache is CacheMode.PAGE_CACHE and not variant.read_delay_s:  # who waits reads too, or alone
-            self.readers = READERS + 1 if shape.layers[0].expert_bytes >= PARALLEL_READ_BYTES else 1
-        self.fetch_s = self._measure_reads()
+        self._read_s = self._measure_reads()
 
     def bring(self, ids: np.ndarray) -> None:
         """Let the tables see ids [tokens, layers, K] as if those tokens had been decoded; nothing is computed."""
@@ -140,15 +137,26 @@ class VariantRun(Run):
             [[c.hits, c.misses, c.loads, c.prefetched, c.useful, c.late, c.stall_s] for c in counted], np.float64
         )
 
+    @property
+    def fetch_s(self) -> float:
+        """lambda: one expert alone."""
+        return float(self._read_s[1])
+
     def stalls(self, misses: np.ndarray) -> np.ndarray:
-        """[tokens] seconds that [tokens, layers] misses take at least: rounds of all readers, lambda each."""
-        return self.fetch_s * np.ceil(misses / self.readers).sum(axis=1)
+        """[tokens] seconds that [tokens, layers] misses take, each layer's read at once by all readers."""
+        return np.interp(misses, np.arange(len(self._read_s)), self._read_s).sum(axis=1)
 
     def close(self) -> None:
         self._pool.close()
         self._store.close()
 
-    def _measure_reads(self) -> float:
-        calibrate_reads(self._store, repeats=2, widths=(READERS,))  # checksums of first reads, page cache
-        figures = calibrate_reads(self._store, repeats=9, widths=(READERS,))
-        return figures.fetch_s if self.readers == 1 else figures.batch_s[READERS] / -(-figures.batch // READERS)
+    def _measure_reads(self) -> np.ndarray:
+        """[K + 1] seconds that so many experts take when they are asked for at once."""
+        most = self.checkpoint.shape.top_k
+        sizes = sorted({1, 2, max(1, most // 2), most})
+        calibrate_reads(self._store, batch=most, repeats=2, widths=(READERS,))  # checksums of first reads, page cache
+        times = [
+            calibrate_reads(self._store, batch=size, repeats=MEASURED_READS, widths=(READERS,)).batch_s[READERS]
+            for size in sizes
+        ]
+        return np.interp(np.arange(most + 1), [0, *sizes], [0.0, *times])

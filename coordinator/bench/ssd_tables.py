@@ -32,7 +32,7 @@ def show_variants(console: Console, title: str, rows: Sequence[VariantFigures]) 
         box=SIMPLE_HEAD,
         caption=f"{first.tokens} tokens, reuse {first.reuse:.2f}; expected: all-resident decode "
         f"({first.resident_ms:.1f} ms) + the stall that the policy cannot avoid; "
-        f"an expert's read {first.fetch_ms:.2f} ms, {first.readers} at once",
+        f"an expert's read alone {first.fetch_ms:.2f} ms",
     )
     for column in ("C", "variant", "ms", "÷ expected", "÷ first", "hits", "loads", "ahead", "used", "stall"):
         table.add_column(column, justify="left" if column == "variant" else "right", no_wrap=True)

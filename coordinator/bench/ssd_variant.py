@@ -61,7 +61,7 @@ class VariantFigures:
         unavoidable_ms: the stall that the simulator says this policy cannot avoid without prefetch.
         over_expected: token ÷ (resident + unavoidable); `over_expected_error` is the standard error of that median.
         over_first: token ÷ the same token with the first variant of the group, and likewise its error.
-        fetch_ms: lambda with `readers` at work.
+        fetch_ms: lambda, one expert alone.
         reuse: share of a token's experts that the token before it chose too.
     """
 
@@ -86,6 +86,5 @@ class VariantFigures:
     late: float
     stall_ms: float
     fetch_ms: float
-    readers: int
     identical: bool
     layers: list[LayerFigures] = field(default_factory=list)

@@ -112,14 +112,6 @@ class Dispatcher:
     def executed_at_home(self, pairs: int) -> None:
         self.executed.local += pairs
 
-    def absent(self, layer: int, num_experts: int) -> list[int]:
-        """Experts of a layer that a prompt would have to read here: in no slot, and with no worker that is ready."""
-        local = self._layers[layer]
-        if local.whole:
-            return []
-        held = [r.held[layer] for w in self._workers if (r := w.ready) is not None and layer in r.held]
-        return [e for e in range(num_experts) if e not in local.table.slots and not any(e in h for h in held)]
-
     def _synchronise(self, x: mx.array, indices: mx.array, more: Sequence[mx.array]) -> None:
         """Materialise what this layer needs, and with it everything lazy that earlier layers still read slots for."""
         pending = [layer for layer in self._layers.values() if layer.unevaluated is not None]

@@ -272,7 +272,7 @@ class WorkerLink:
             self._served_since = time.monotonic()
             while (fresh := self._wait_until_due(connection)) is not None:
                 before, connection = connection, fresh[0]
-                transports = self._exchange_keys(transports, fresh[1])
+                transports = self._exchange_keys(transports, fresh[1], connection, before.address)
                 before.close()
         finally:
             self.ready = None
@@ -370,12 +370,14 @@ class WorkerLink:
             return []
 
     def _wait_until_due(self, connection: Connection) -> tuple[Connection, Transport | None] | None:
-        """Watch the session until it wants new keys; the channel and transport that have them. None when it is over.
+        """Watch the session until it wants new keys, or its preferred address is there again; the channel and transport
+        that have them. None when it is over.
 
         Raises:
             TitanError: it was lost.
         """
         try_again, stale = 0.0, False
+        look_back = time.monotonic() + self._timeouts.readmit_max
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -403,6 +405,13 @@ class WorkerLink:
             self._certificates.look_at_own()
             stale |= self._certificates.look_at(connection.checked)
             transport, newest = self.ready.transport if self.ready is not None else None, self._certificates.current
+            preferred = self._worker.addresses[0]
+            if connection.address != preferred and time.monotonic() > look_back:
+                try:
+                    return reopen(connection, transport, newest, self._timeouts, self._dtype, preferred)
+                except TitanError as error:
+                    look_back = time.monotonic() + self._timeouts.readmit_max
+                    log.debug(f"the session stays at {connection.address}: {error}", worker=self.name)
             if time.monotonic() > try_again and (stale or due(connection, transport, newest)):
                 try:
                     return reopen(connection, transport, newest, self._timeouts, self._dtype)
@@ -410,15 +419,28 @@ class WorkerLink:
                     try_again = time.monotonic() + RENEW_RETRY_S
                     log.warning(f"the connection keeps its keys for now: {error}", worker=self.name)
 
-    def _exchange_keys(self, transports: list[Transport], fresh: Transport | None) -> list[Transport]:
-        """Have dispatch use `fresh`; the old transports end when nothing is under way on them."""
+    def _exchange_keys(
+        self, transports: list[Transport], fresh: Transport | None, connection: Connection, address: str
+    ) -> list[Transport]:
+        """Have dispatch use `fresh`; the old transports, to `address`, end when nothing is under way on them."""
+        elsewhere = connection.address != address
         with self._changed:
             ready = self.ready
             if ready is not None and fresh is not None:
-                self.ready = ReadyWorker(fresh, ready.held, ready.times, ready.served)
+                times = ready.times
+                if elsewhere:  # how long replies took there says nothing here
+                    times = ReplyTimes(self._timeouts.execute, times.pair_s, ready.served)
+                self.ready = ReadyWorker(fresh, ready.held, times, ready.served)
+        if elsewhere:
+            self._set_status("ready", self._status.reason, connection.address, self._status.epoch)
         for transport in transports:
             retire(transport, self._timeouts.execute, self._pause_s)
-        log.info("connection renewed", worker=self.name, transport=fresh.name if fresh is not None else "-")
+        log.info(
+            "connection renewed",
+            worker=self.name,
+            address=connection.address,
+            transport=fresh.name if fresh is not None else "-",
+        )
         return [fresh] if fresh is not None else []
 
     def _pause_s(self, seconds: float) -> bool:
