@@ -34,6 +34,7 @@
     │   ├── WorkerRefused           Hello found another model, version, dtype or owner
     │   ├── WorkerDraining
     │   ├── WorkerOverloaded
+    │   ├── ExpertLost              a worker cannot read an expert from its disk any more; it has its others
     │   └── SessionUnknown          session id or epoch is not a live one
     ├── WireError                   a message outside the bounds of the protocol
     ├── RequestError                what an API client sent
@@ -79,6 +80,7 @@ __all__ = [
     "EngineFailed",
     "EngineNotReady",
     "EnrolmentRefused",
+    "ExpertLost",
     "Forbidden",
     "InvalidRequest",
     "KeyExists",
@@ -267,6 +269,10 @@ class WorkerDraining(ClusterError):
 
 class WorkerOverloaded(ClusterError):
     grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class ExpertLost(ClusterError):
+    grpc_status = "DATA_LOSS"
 
 
 class SessionUnknown(ClusterError):

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.activations import SwigluOAI
-from mlx_lm.models.switch_layers import SwiGLU
 
+from titan.common.activations import ACTIVATION
 from titan.common.slots.buffers import LayerBuffers
 
 SORT_AT_PAIRS = 64  # mlx-lm sorts by expert from this many pairs on
-
-_ACTIVATIONS = {"silu": SwiGLU(), "gpt_oss": SwigluOAI()}  # by LayerSpec.activation
 
 
 def apply_rows(buffers: LayerBuffers, x: mx.array, slots: mx.array) -> mx.array:
@@ -74,7 +71,7 @@ def _apply(buffers: LayerBuffers, x: mx.array, slots: mx.array, sort: bool) -> m
         x, slots = x.flatten(0, -3)[order // shape[-1]], flat[order]
     up = buffers.up(x, slots, sort)
     gate = buffers.gate(x, slots, sort)
-    y = buffers.down(_ACTIVATIONS[buffers.layer.activation](up, gate), slots, sort)
+    y = buffers.down(ACTIVATION[buffers.layer.activation](up, gate), slots, sort)
     if inverse is not None:
         y = mx.unflatten(y[inverse], 0, shape)
     return y.squeeze(-2)

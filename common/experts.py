@@ -7,28 +7,21 @@ thread that owns MLX. Knows nothing of other nodes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import mlx.core as mx
 import numpy as np
 
-from titan.common.errors import DiskStalled, MemoryBudgetError
+from titan.common.errors import DiskStalled, MemoryBudgetError, TitanError
 from titan.common.execution import SORT_AT_PAIRS, apply_pairs, apply_rows
 from titan.common.pair_groups import PairGroups
 from titan.common.prefetch.incoming import Incoming
 from titan.common.slots import EvictionPolicy, SlotTable
 from titan.common.slots.buffers import LayerBuffers
+from titan.common.slots.overdue import OverdueSlots
+from titan.common.store.layer_reads import Fill, FillCached, FillMany, LayerReads
 from titan.common.store.readers import ReaderPool
-from titan.common.stream import LayerStream
-from titan.common.stream.sections import last_chosen
-
-# fill(layer, expert, targets): see ExpertStore.read_expert
-Fill = Callable[[int, int, Sequence[np.ndarray]], None]
-# fill_many(layer, experts, targets): see ExpertStore.read_experts
-FillMany = Callable[[int, Sequence[int], Sequence[Sequence[np.ndarray]]], None]
-
-PARALLEL_READ_BYTES = 256 << 10  # smaller experts are read before a thread would have woken up
 
 
 class ExpertLayer:
@@ -38,12 +31,10 @@ class ExpertLayer:
         buffers: slots of the layer.
         fill: reads one expert into given views.
         policy: whom to evict.
-        readers: pool for reading several experts at once.
+        readers: who reads, so that nothing waits for a disk without a deadline; without them this thread does.
         fill_many: reads several experts, neighbours in one call; by default one after another.
+        fill_cached: reads on this thread what can be had without waiting; by default that is nothing.
         overlap: run the experts that are there while the others are read.
-
-    Attributes:
-        stream: reads more experts than there are slots, where that is sooner than group by group through the slots.
     """
 
     def __init__(
@@ -54,18 +45,20 @@ class ExpertLayer:
         readers: ReaderPool | None = None,
         *,
         fill_many: FillMany | None = None,
+        fill_cached: FillCached | None = None,
         overlap: bool = False,
     ) -> None:
         self.buffers = buffers
         self.table = SlotTable(buffers.capacity, policy)
         self.whole = False  # every expert pinned, expert e in slot e: the router's indices are slot ids
         self.overlap = overlap
-        self.stream: LayerStream | None = None
-        self.incoming = Incoming(buffers, self.table, fill, readers, self.settle) if readers is not None else None
+        self.overdue = OverdueSlots(self.table)
+        self._fill, self._fill_many, self._fill_cached = fill, fill_many, fill_cached
+        self._reads = LayerReads(buffers.layer, fill, fill_many, fill_cached, readers)
+        self.incoming: Incoming | None = None
+        if readers is not None:
+            self.incoming = Incoming(buffers, self.table, fill, readers, self.settle, self.overdue)
         self._index = buffers.layer.index
-        self._fill, self._pool = fill, readers
-        self._fill_many = fill_many or _one_by_one(fill)
-        self._readers = readers if buffers.layer.expert_bytes >= PARALLEL_READ_BYTES else None
         self._unevaluated: list[mx.array] = []
 
     def pin(self, experts: Iterable[int]) -> None:
@@ -77,6 +70,7 @@ class ExpertLayer:
     def preload(self, experts: Sequence[int]) -> None:
         """Read as many of `experts`, the first first, as free slots take; they may be evicted like any others."""
         self.settle()
+        self.overdue.regain()
         wanted = [e for e in experts if e not in self.table.slots][: self.table.free_slots]
         self._load(wanted[::-1], keep=wanted, install=True)  # the last to come in is the last to go
 
@@ -95,7 +89,15 @@ class ExpertLayer:
     def heir(self, buffers: LayerBuffers) -> ExpertLayer:
         """Other slots for the same layer, empty, read from the same place; what was learned and counted goes on."""
         policy = self.table.policy.emptied()
-        heir = ExpertLayer(buffers, self._fill, policy, self._pool, fill_many=self._fill_many, overlap=self.overlap)
+        heir = ExpertLayer(
+            buffers,
+            self._fill,
+            policy,
+            self._reads.pool,
+            fill_many=self._fill_many,
+            fill_cached=self._fill_cached,
+            overlap=self.overlap,
+        )
         heir.table.counts, heir.table.uses = self.table.counts, self.table.uses
         return heir
 
@@ -161,59 +163,39 @@ class ExpertLayer:
             self._unevaluated.append(y)
             return y
         if width == 0:
-            raise MemoryBudgetError(
-                f"layer {self._index} has no slot left for experts that are not pinned", "Raise coordinator.memory"
-            )
+            raise self._no_slots("has no slot left for experts that are not pinned")
         self.settle()
         pairs = PairGroups(x, rows, experts, sort=sort)
-        here = [e for e in distinct if e in self.table.slots]
-        if not fits and self.stream is not None and missing and self.stream.pays(self.buffers.layer, missing):
-            self._run_streamed(self.stream, pairs, here, missing)
-        else:
-            self._run_grouped(pairs, here, missing, distinct if fits else [])
+        self._run_grouped(pairs, distinct if fits else [])
         y = pairs.joined()
         self._unevaluated.append(y)
         return y
 
-    def _run_grouped(self, pairs: PairGroups, here: list[int], missing: list[int], keep: list[int]) -> None:
-        """Half the slots are filled while the other half is computed on, what is there first.
+    def _run_grouped(self, pairs: PairGroups, keep: list[int]) -> None:
+        """What is there first; then group after group is read into slots whose experts have been computed.
 
-        keep: experts that all have their place; without them only those of the group before are kept.
+        A group is no more experts than are read at once: the disk waits for the first one to be computed, and the last
+        one for the disk. Those that the last rows chose come last, and so are still there for the next token.
+
+        keep: experts that all have their place; without them only those that are not computed yet are kept.
         """
+        order = list(dict.fromkeys(reversed(pairs.experts.tolist())))[::-1]
+        here = [e for e in order if e in self.table.slots]
+        missing = [e for e in order if e not in self.table.slots]
         width = self.table.evictable_slots
-        half = width if keep else max(1, width // 2)
-        before: list[int] = []
-        for group in [part[i : i + half] for part in (here, missing) for i in range(0, len(part), half)]:
+        size = width if keep else max(1, min(width // 2, self._reads.at_once or width))
+        computing: deque[tuple[list[int], mx.array]] = deque()
+        for group in [part[i : i + size] for part in (here, missing) for i in range(0, len(part), size)]:
             if group[0] not in self.table.slots:
-                beside = bool(keep) or sum(e not in self.table.pinned for e in before) + len(group) <= width
-                mx.eval(pairs.outputs[:-1] if beside else pairs.outputs)
-                start = time.perf_counter()
-                self._load(group, keep=keep or ([*before, *group] if beside else group))
-                if self.stream is not None and not keep:
-                    self.stream.rates.read_scattered(len(group), time.perf_counter() - start)
-            self._unevaluated.append(pairs.apply(self.buffers, self._places(group)))
-            before = group
-
-    def _run_streamed(self, stream: LayerStream, pairs: PairGroups, here: list[int], missing: list[int]) -> None:
-        """What is in a slot from there, the rest past the slots; those chosen last are kept, as far as they fit."""
-        wanted = frozenset(last_chosen(reversed(pairs.experts.tolist()), self.table.evictable_slots))
-        if here:
-            self._unevaluated.append(pairs.apply(self.buffers, self._places(here)))
-        waited_s = stream.waited_s
-        try:
-            for experts, buffers in stream.run(self.buffers.layer, pairs, missing):
-                kept = [(i, e) for i, e in enumerate(experts) if e in wanted and e not in self.table.slots]
-                if kept:
-                    self.settle()
-                for place, expert in kept:
-                    slots = self.table.reserve([expert], wanted)
-                    if slots is None:
-                        break
-                    self.buffers.copy_slot(slots[0], buffers, place)
-                    self.table.map(expert)
-        finally:
-            self.table.counts.stall_s += stream.waited_s - waited_s
-        self.table.counts.streamed += len(missing)
+                busy = [e for experts, _ in computing for e in experts]
+                while not keep and computing and not self._fits([*busy, *group]):
+                    experts, y = computing.popleft()
+                    mx.eval(y)
+                    busy = busy[len(experts) :]
+                self._load(group, keep=keep or [*busy, *group])
+            y = pairs.apply(self.buffers, self._places(group))
+            self._unevaluated.append(y)
+            computing.append((group, y))
 
     def _fits(self, distinct: list[int]) -> bool:
         if len(distinct) <= self.table.evictable_slots:
@@ -226,6 +208,8 @@ class ExpertLayer:
 
     def _enter(self, distinct: list[int]) -> list[int]:
         """The router has chosen: take in what a prefetch brought; returns what is missing."""
+        if self.overdue:
+            self.overdue.regain()
         if self.incoming:
             self.incoming.land(distinct)
         return self.table.look_up(distinct)
@@ -236,26 +220,13 @@ class ExpertLayer:
             return
         start = time.perf_counter()
         kept = frozenset(keep)
-        slots = self.table.reserve(missing, kept)
-        if slots is None and self.incoming:
-            self.incoming.clear()
-            missing = [e for e in missing if e not in self.table.slots]
-            slots = self.table.reserve(missing, kept)
-        if slots is None:
-            raise MemoryBudgetError(
-                f"layer {self._index} has {self.table.capacity} slots, too few for {len(missing)} more experts",
-                "Raise the node's memory",
-            )
         try:
-            self._read(missing, [self.buffers.targets(slot) for slot in slots])
-        except DiskStalled:  # a reader may still write there
-            for expert in missing:
-                self.table.lose(expert)
-            raise
-        except BaseException:
-            for expert in missing:
-                self.table.release(expert)
-            raise
+            missing = self._fill_slots(missing, kept)
+        except DiskStalled as error:  # another copy may have it; other slots, as these may still be written
+            try:
+                missing = self._fill_slots(missing, kept)
+            except DiskStalled:
+                raise error from None
         for expert in missing:
             self.table.map(expert, pin=pin)
         counts, took_s = self.table.counts, time.perf_counter() - start
@@ -265,21 +236,34 @@ class ExpertLayer:
         else:
             counts.stall_s += took_s
 
-    def _read(self, experts: Sequence[int], targets: list[list[np.ndarray]]) -> None:
-        if self._readers is None or len(experts) == 1:
-            self._fill_many(self._index, experts, targets)
-            return
-        order = sorted(range(len(experts)), key=experts.__getitem__)  # neighbours stay together
-        jobs = min(len(order), self._readers.width + 1)
-        cuts = [len(order) * i // jobs for i in range(jobs + 1)]
-        self._readers.run_all(
-            [
-                lambda part=order[a:b]: self._fill_many(
-                    self._index, [experts[i] for i in part], [targets[i] for i in part]
-                )
-                for a, b in pairwise(cuts)
-            ]
-        )
+    def _fill_slots(self, missing: Sequence[int], kept: frozenset[int]) -> Sequence[int]:
+        """Reserve and fill a slot each for those of `missing` that are in none; returns them."""
+        self._reads.require_disk()
+        slots = self.table.reserve(missing, kept)
+        if slots is None and (self.incoming or self.overdue):
+            self.overdue.regain()
+            if self.incoming:
+                self.incoming.clear()
+            missing = [e for e in missing if e not in self.table.slots]
+            slots = self.table.reserve(missing, kept)
+        if slots is None:
+            raise self._no_slots(f"has {self.table.capacity} slots, too few for {len(missing)} more experts")
+        try:
+            self._reads.read(missing, [self.buffers.targets(slot) for slot in slots], self.overdue.add)
+        except BaseException:
+            for expert in missing:
+                if expert in self.table.reserved:
+                    self.table.release(expert)
+            raise
+        return missing
+
+    def _no_slots(self, why: str) -> TitanError:
+        if self.overdue:
+            return DiskStalled(
+                f"layer {self._index} has no slots: {len(self.overdue)} wait for a disk that does not answer",
+                "Check the disk and its cable; it is used again as soon as it answers",
+            )
+        return MemoryBudgetError(f"layer {self._index} {why}", "Raise coordinator.memory, or a worker's --memory")
 
     def _places(self, experts: Sequence[int]) -> dict[int, int]:
         return {e: self.table.slots[e] for e in experts}
@@ -287,11 +271,3 @@ class ExpertLayer:
     def _slots_of(self, experts: np.ndarray) -> np.ndarray:
         slots = self.table.slots
         return np.array([slots[e] for e in experts.tolist()], np.uint32)
-
-
-def _one_by_one(fill: Fill) -> FillMany:
-    def fill_many(layer: int, experts: Sequence[int], targets: Sequence[Sequence[np.ndarray]]) -> None:
-        for expert, views in zip(experts, targets, strict=True):
-            fill(layer, expert, views)
-
-    return fill_many

@@ -36,7 +36,7 @@ def calibrate(
         cluster.load_host()
         figures = cluster.measured_figures()
         memory = {link.name: link.memory_budget_bytes for link in cluster.links}
-        absent = {s.name: s.reason for s in cluster.worker_status() if s.name not in figures.workers}
+        absent = {s.name: s.reason for s in cluster.workers.status() if s.name not in figures.workers}
         experts_bytes = cluster.memory.experts_bytes
     if as_json:
         report = asdict(figures) | {"memory_bytes": {"home": experts_bytes} | memory, "not_measured": absent}

@@ -13,6 +13,7 @@ from rich.console import Console
 from titan.common.errors import TitanError
 from titan.coordinator.chat_view import AnswerView
 from titan.coordinator.client import connect, get, stream_chat
+from titan.coordinator.stopping import Stoppable
 
 HISTORY = Path("~/.titan/chat_history")
 HELP = "/help  /new  /system TEXT  /temperature T  /save FILE  /exit; Ctrl-C stops an answer, Ctrl-D ends"
@@ -63,20 +64,18 @@ class _Talk:
         while True:
             try:
                 line = input("> ").strip()
+                if line.startswith("/"):
+                    if not self.command(line):
+                        return
+                elif line:
+                    self.ask(line)
             except KeyboardInterrupt:  # what was typed is dropped
                 self._console.print()
-                continue
             except EOFError:
                 self._console.print()
                 return
-            if line.startswith("/"):
-                if not self.command(line):
-                    return
-            elif line:
-                try:
-                    self.ask(line)
-                except TitanError as error:
-                    self._complain(str(error))
+            except TitanError as error:
+                self._complain(str(error))
 
     def command(self, line: str) -> bool:
         """Do a slash command; False ends the talk."""
@@ -140,8 +139,8 @@ class _Talk:
         stream = stream_chat(self._client, self._body | {"messages": [*system, *self._messages, asked]})
         answer = ""
         view = AnswerView(self._console, plain=self._plain)
-        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(stream), view:
-            for chunk in stream:
+        with Stoppable() as stoppable, contextlib.closing(stream), view:
+            for chunk in stoppable.items(stream):
                 for choice in chunk["choices"]:
                     delta = choice["delta"]
                     if reasoning := delta.get("reasoning_content"):

@@ -9,6 +9,8 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
+from titan.coordinator.stopping import handled_elsewhere
+
 __all__ = ["AnswerView"]
 
 _FENCE = "```"
@@ -29,7 +31,8 @@ class AnswerView:
 
     def __enter__(self) -> AnswerView:
         if self._live is not None:
-            self._live.start()
+            with handled_elsewhere():
+                self._live.start()
         return self
 
     def __exit__(

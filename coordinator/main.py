@@ -61,9 +61,6 @@ def serve(
     prefetch: Annotated[
         str, typer.Option(help="Read experts ahead of need: off, auto, previous, transition or probe.")
     ] = "off",
-    prefill_buffers: Annotated[
-        str, typer.Option(help="Part of the experts' memory that prompts' layers are read through, e.g. 1GiB.")
-    ] = "0B",
     trace: Annotated[
         Path | None, typer.Option(help="Record the router's choices in this file, for `titan simulate` and planning.")
     ] = None,
@@ -98,7 +95,6 @@ def serve(
         prompt_cache_folder=PROMPTS_FOLDER.expanduser(),
         prompt_cache_disk_bytes=parse_size(prompt_cache_disk, allow_zero=True),
         trace=trace,
-        stream_bytes=parse_size(prefill_buffers, allow_zero=True),
     )
     run(config, options, listen=listen, max_sequences=parallel)
 

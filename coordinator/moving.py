@@ -23,9 +23,9 @@ def begin_move(cluster: Cluster, plan: Plan) -> list[int]:
     Raises:
         PlanError: the plan is not one of this cluster.
     """
-    cluster.check_plan(plan)
+    cluster.planner.check(plan)
     log_plan(plan)
-    cluster.assign(plan)
+    cluster.workers.assign(plan)
     tables = [cluster.layers[layer].table for layer in plan.layers]
     growth = [new - table.capacity for new, table in zip(plan.slots[0], tables, strict=True)]
     pinned = [{e for e, holders in enumerate(row) if 0 in holders} for row in plan.residency]
@@ -51,7 +51,6 @@ def move_layer(cluster: Cluster, plan: Plan, position: int) -> None:
     new = old.heir(LayerBuffers(spec, plan.slots[0][position], cluster.dtype))
     pin_local(new, plan, position, old)
     new.adopt(old, loose_experts(new, plan, position))
-    new.stream = cluster.stream
     cluster.layers[index] = new
     model.bind_layer(index, new, dispatcher)
     if dispatcher.prefetcher is not None:
@@ -63,6 +62,6 @@ def finish_move(cluster: Cluster, plan: Plan) -> None:
     assert cluster.dispatcher is not None
     assert cluster.model is not None
     cluster.plan = plan
-    cluster.dispatcher.costs = cluster.costs(plan)
+    cluster.dispatcher.costs = cluster.planner.costs(plan)
     if cluster.dispatcher.prefetcher is None or all(layer.whole for layer in cluster.layers.values()):
         cluster.dispatcher.prefetcher = cluster.make_prefetcher(cluster.model)

@@ -24,7 +24,7 @@ def cluster_of(hosts: Path, *, measure_again: bool, report: Callable[[str], None
     options = ClusterOptions(measure=True, figures_folder=FIGURES_FOLDER.expanduser(), measure_again=measure_again)
     cluster = Cluster(config, open_checkpoint(config.model), credentials, options, report)
     try:
-        cluster.greet()
+        cluster.workers.greet()
         yield cluster
     finally:
         cluster.close()

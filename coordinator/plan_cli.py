@@ -13,6 +13,7 @@ from titan.common.errors import ConfigError, TitanError
 from titan.common.log import setup_logging
 from titan.placement import Plan
 from titan.placement import cli as placement_cli
+from titan.placement.reuse import reuse_of
 from titan.placement.show import plan_report, show_plan, write_file
 from titan.placement.svg import plan_svg
 from titan.placement.trace_read import read_trace
@@ -28,7 +29,7 @@ def plan(
     hosts: Annotated[Path | None, typer.Option(help="Plan for this cluster, measured now or before.")] = None,
     nodes: Annotated[Path | None, typer.Option(help="Plan for machines with these figures instead.")] = None,
     shape: placement_cli.ShapeOption = None,
-    trace: Annotated[Path | None, typer.Option(help="Take expert frequencies from this trace.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Take expert frequencies and reuse from this trace.")] = None,
     zipf: placement_cli.ZipfOption = 0.0,
     out: Annotated[Path | None, typer.Option(help="Write the plan, for `titan-coordinator --plan`.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a picture: layers × experts coloured by node.")] = None,
@@ -70,9 +71,10 @@ def _plan_for(hosts: Path, trace: Path | None, time_limit_s: float, replan: bool
     setup_logging("text", "WARNING")
     status = Console(stderr=True).status("opening the model")
     with status, cluster_of(hosts, measure_again=replan, report=status.update) as cluster:
-        frequencies = None
+        frequencies, reuse = None, None
         if trace is not None:
             read = read_trace(trace, fingerprint=cluster.checkpoint.shape.fingerprint)
             frequencies = tuple(tuple(row) for row in read.frequencies().tolist())
+            reuse = reuse_of(read)
         cluster.load_host()
-        return cluster.make_plan(frequencies=frequencies, time_limit_s=time_limit_s)
+        return cluster.make_plan(frequencies=frequencies, reuse=reuse, time_limit_s=time_limit_s)

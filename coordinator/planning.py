@@ -18,6 +18,7 @@ from titan.placement import Node, Plan, Problem
 from titan.placement.arrangement import from_plan
 from titan.placement.evaluate import Evaluator
 from titan.placement.figures import Figures
+from titan.placement.reuse import Reuse
 
 log = get_logger("coordinator.plan")
 
@@ -34,6 +35,7 @@ def make_problem(
     caches: Mapping[str, int] | None = None,
     *,
     cached: bool = False,
+    reuse: Reuse | None = None,
 ) -> Problem:
     """The placement problem of this cluster.
 
@@ -45,6 +47,7 @@ def make_problem(
         frequencies: how often a row selects each expert, per MoE layer, if a trace says so.
         caches: cache slots a layer by worker: their memory is not for experts that stay (see `with_caches`).
         cached: what is read lies in the page cache after its first reading: lambda is that of the cache.
+        reuse: from row to row, if a trace or serving told.
     """
     expert_bytes = tuple(slot_bytes(spec, dtype) for spec in shape.layers)
     home = figures.home if figures is not None else None
@@ -92,6 +95,7 @@ def make_problem(
         activation_bytes=row_bytes,
         sync_s=home.sync_s + home.choice_s if home else 0.0,
         frequencies=frequencies,
+        reuse=reuse,
         reduced=hosts.precision == "reduced",
     )
 
@@ -123,7 +127,17 @@ def held_bytes(plan: Plan, node: int) -> int:
 def expected_step_s(problem: Problem, plan: Plan) -> float:
     """Expected seconds of a step of `plan` under the figures of `problem` (equation 5)."""
     evaluator = Evaluator(problem)
-    return evaluator.step(from_plan(plan, evaluator.weights))
+    return evaluator.step(from_plan(plan, evaluator.weights), _cache_slots(plan))
+
+
+def expected_reads(problem: Problem, plan: Plan) -> float:
+    """Expected experts that a step of `plan` reads from this machine's disk."""
+    evaluator = Evaluator(problem)
+    return evaluator.misses(from_plan(plan, evaluator.weights), _cache_slots(plan))
+
+
+def _cache_slots(plan: Plan) -> list[int]:
+    return [plan.cache_slots(i) for i in range(len(plan.layers))]
 
 
 def log_plan(plan: Plan) -> None:

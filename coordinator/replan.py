@@ -157,8 +157,10 @@ class Replanner:
                 "start the coordinator without --quick-plan and --plan",
             )
         with self._moving:
-            problem = cluster.problem(figures or cluster.figures, frequencies or cluster.frequencies)
-            plan = cluster.solve(problem)
+            problem = cluster.planner.problem(
+                figures or cluster.figures, frequencies or cluster.frequencies, cluster.reuse
+            )
+            plan = cluster.planner.solve(problem)
             running = cluster.plan
             then_s = expected_step_s(problem, plan)
             now_s = expected_step_s(problem, running) if running is not None else then_s
@@ -209,8 +211,8 @@ class Replanner:
         if figures is None:
             return
         routing = self._look_at_routing()
-        ratios = drifted(figures, cluster.reply_medians())
-        moved = readdressed(figures, cluster.plan, {s.name: s.address for s in cluster.worker_status()})
+        ratios = drifted(figures, cluster.workers.reply_medians())
+        moved = readdressed(figures, cluster.plan, {s.name: s.address for s in cluster.workers.status()})
         seen = [*ratios, *(f"{name} at" for name in moved), *(["routing"] if routing.drifted else [])]
         self._looks = {what: self._looks.get(what, 0) + 1 for what in seen}
         lasting = {n: ratio for n, ratio in ratios.items() if self._looks[n] >= LOOKS and n not in moved}
@@ -244,4 +246,4 @@ class Replanner:
         return self._routing
 
     def _present(self) -> frozenset[str]:
-        return frozenset(name for name, size in self._cluster.worker_memory().items() if size)
+        return frozenset(name for name, size in self._cluster.workers.memory().items() if size)

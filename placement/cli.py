@@ -17,6 +17,7 @@ from titan.placement import bench_cli, solve
 from titan.placement.nodes_file import load_nodes
 from titan.placement.plan import Plan
 from titan.placement.problem import Problem
+from titan.placement.reuse import reuse_of
 from titan.placement.routing import zipf_layers
 from titan.placement.shapes import SHAPES, find_shape, shape_problem
 from titan.placement.show import plan_report, show_plan, write_file
@@ -46,7 +47,7 @@ def register_bench(app: typer.Typer) -> None:
 def plan_command(
     nodes: Annotated[Path, typer.Option(help="Figures of the machines.")],
     shape: ShapeOption = None,
-    trace: Annotated[Path | None, typer.Option(help="Take expert frequencies from this trace.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Take expert frequencies and reuse from this trace.")] = None,
     zipf: ZipfOption = 0.0,
     out: Annotated[Path | None, typer.Option(help="Write the plan, for `titan-coordinator --plan`.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a picture: layers × experts coloured by node.")] = None,
@@ -83,8 +84,9 @@ def _problem(nodes: Path, shape: str | None, trace: Path | None, zipf: float) ->
         problem = replace(problem, sync_s=given.sync_us * 1e-6)
     if trace is not None:
         header = TraceHeader(problem.fingerprint, problem.layers, problem.num_experts, problem.top_k)
-        rows = _same_sizes(read_trace(trace), header).frequencies().tolist()
-        return replace(problem, frequencies=tuple(tuple(row) for row in rows))
+        read = _same_sizes(read_trace(trace), header)
+        rows = read.frequencies().tolist()
+        return replace(problem, frequencies=tuple(tuple(row) for row in rows), reuse=reuse_of(read))
     if zipf:
         frequencies = zipf_layers(len(problem.layers), problem.num_experts, problem.top_k, zipf)
         return replace(problem, frequencies=frequencies)

@@ -7,6 +7,7 @@ arrangements, not how they are searched.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from titan.placement.cost import Costs
 from titan.placement.expected import expected_max, expected_stall
 from titan.placement.problem import Problem
+from titan.placement.reuse import expected_misses
 from titan.placement.routing import group_polynomial, inclusion, sample, weights_from_frequencies
 
 MISS = -1
@@ -45,6 +47,7 @@ class Evaluator:
         self.costs = Costs.of(problem.nodes, problem.activation_bytes, reduced=problem.reduced)
         self.top_k = problem.top_k
         self.weights, self.kind = (like.weights, like.kind) if like is not None else _weights(problem)
+        self._reuse_ratios: dict[tuple, float] = {}
         self.flat = [bool(np.ptp(w) == 0) for w in self.weights]
         self._prices = _pair_prices(problem)
         self._frequencies: dict[int, Floats] = {}
@@ -68,26 +71,27 @@ class Evaluator:
             self._powers[count] = group_polynomial(np.ones(count), self.top_k)
         return self._powers[count]
 
-    def layer(self, layer: int, row: Ints) -> float:
+    def layer(self, layer: int, row: Ints, slots: int | None = None) -> float:
         """Expected objective (7) of one layer arranged as `row` [E]: span, stall and synchronisation in seconds, and
-        weighted energy and traffic when the problem gives weights."""
-        key = self._key(layer, row)
+        weighted energy and traffic when the problem gives weights. `slots`: node 0's that are not pinned, top-k if not
+        given; they matter when the problem tells of reuse."""
+        key = self._key(layer, row, slots)
         if key not in self._memo:
             if len(self._memo) > 200_000:
                 self._memo.clear()
             polys, missing, sync = self._groups(layer, row)
             span = expected_max(polys, self.costs.pair_s, self.costs.base_s, self.top_k)
-            self._memo[key] = span + sync + self._stall(missing, layer, row) + self._weighted(layer, row)
+            self._memo[key] = span + sync + self._stall(missing, layer, row, slots) + self._weighted(layer, row)
         return self._memo[key]
 
-    def split(self, layer: int, row: Ints) -> LayerTime:
+    def split(self, layer: int, row: Ints, slots: int | None = None) -> LayerTime:
         """The same with its parts."""
-        key = self._key(layer, row)
+        key = self._key(layer, row, slots)
         if key not in self._spans:
             polys, missing, sync = self._groups(layer, row)
             span = expected_max(polys, self.costs.pair_s, self.costs.base_s, self.top_k)
             bare = expected_max(polys, self.costs.pair_s, self.costs.fixed_s, self.top_k)
-            stall = self._stall(missing, layer, row)
+            stall = self._stall(missing, layer, row, slots)
             self._spans[key] = LayerTime(span, min(span, bare), stall, sync)
         return self._spans[key]
 
@@ -108,9 +112,19 @@ class Evaluator:
             self._ranks[key] = sample(weights, self.top_k, steps * rows, rng)
         return self._ranks[key]
 
-    def step(self, place: Ints) -> float:
+    def step(self, place: Ints, slots: Sequence[int] | None = None) -> float:
         """Expected step at batch 1 of an arrangement [layers, E]: seconds (5), or (7) when weights are given."""
-        return self.fixed_s + sum(self.layer(i, row) for i, row in enumerate(place))
+        return self.fixed_s + sum(
+            self.layer(i, row, None if slots is None else slots[i]) for i, row in enumerate(place)
+        )
+
+    def misses(self, place: Ints, slots: Sequence[int] | None = None) -> float:
+        """Expected experts that a step at batch 1 reads from node 0's SSD."""
+        total = 0.0
+        for layer, row in enumerate(place):
+            drawn = float(self.frequencies(layer)[row == MISS].sum())
+            total += drawn * self.reuse_ratio(layer, row, None if slots is None else slots[layer])
+        return total
 
     def busy_s(self, place: Ints) -> Floats:
         """[nodes] expected seconds a node computes experts in a step at batch 1: c_n a pair, and its fixed part."""
@@ -148,11 +162,12 @@ class Evaluator:
             return 0.0
         return float(np.dot(self.frequencies(layer), self._prices[np.maximum(row, 0)]))
 
-    def _key(self, layer: int, row: Ints) -> tuple:
+    def _key(self, layer: int, row: Ints, slots: int | None) -> tuple:
+        own = (layer, slots) if self.problem.reuse is not None else ()
         if self.flat[layer]:
             counts = np.bincount(row + 1, minlength=len(self.problem.nodes) + 1)
-            return (counts.tobytes(),)
-        return (self.kind[layer], row.tobytes())
+            return (counts.tobytes(), *own)
+        return (self.kind[layer], row.tobytes(), *own)
 
     def _groups(self, layer: int, row: Ints) -> tuple[list[Floats], Ints, float]:
         missing = np.flatnonzero(row == MISS)
@@ -167,11 +182,33 @@ class Evaluator:
         whole = len(home) == len(row) and not len(missing)
         return polys, missing, 0.0 if whole else self.problem.sync_s
 
-    def _stall(self, missing: Ints, layer: int, row: Ints) -> float:
+    def _stall(self, missing: Ints, layer: int, row: Ints, slots: int | None) -> float:
         if not len(missing):
             return 0.0
         others = np.flatnonzero(row != MISS)
-        return expected_stall(self.polynomial(layer, missing), self.polynomial(layer, others), self.costs, self.top_k)
+        drawn = expected_stall(self.polynomial(layer, missing), self.polynomial(layer, others), self.costs, self.top_k)
+        return drawn * self.reuse_ratio(layer, row, slots)
+
+    def reuse_ratio(self, layer: int, row: Ints, slots: int | None = None, rows: int = 1) -> float:
+        """By what the misses of a step of `rows` rows differ from those of rows drawn anew; 1 when nothing is known.
+
+        The cache is taken to be shared by the experts that nobody holds: those that miss, and of the local ones the
+        least frequent, as many as there are slots.
+        """
+        if self.problem.reuse is None or not (row == MISS).any():
+            return 1.0
+        key = (*self._key(layer, row, slots), rows)
+        if key not in self._reuse_ratios:
+            if len(self._reuse_ratios) > 200_000:
+                self._reuse_ratios.clear()
+            frequencies = self.frequencies(layer)
+            local = frequencies[row == 0]
+            room = self.top_k if slots is None else slots
+            missing = frequencies[row == MISS]
+            loose = np.concatenate((np.sort(local)[:room], missing))
+            misses = expected_misses(loose, room, frequencies, self.problem.reuse[layer], rows)
+            self._reuse_ratios[key] = misses / max(float(np.sum(1 - (1 - missing) ** rows)), 1e-12)
+        return self._reuse_ratios[key]
 
 
 def _pair_prices(problem: Problem) -> Floats | None:

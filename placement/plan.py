@@ -48,7 +48,8 @@ class Plan:
         baselines: the same prediction for naive placements, by name.
         lower_bound_s: no placement on these nodes has a smaller expected step, of one row or more, when rows are drawn
             by the routing model independently of the rows before.
-        gap: step_s / lower_bound_s - 1.
+        gap: expected step of such rows / lower_bound_s - 1. `predicted` is that step too, unless it was made with
+            reuse from row to row: then it is shorter, and may be below the bound.
         advice: sentences for people.
     """
 

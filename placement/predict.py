@@ -17,7 +17,7 @@ SAMPLED_STEPS = 256
 def predict(
     evaluator: Evaluator, place: Ints, *, seed: int = 0, steps: int = SAMPLED_STEPS, saved_s: float = 0.0
 ) -> Prediction:
-    """Prediction for an arrangement: expectation over the routing model, rows independent.
+    """Prediction for an arrangement: expectation over the routing model, with the problem's reuse where it tells of it.
 
     `saved_s`: what replicas save at batch 1, as measured by dispatch on sampled routing; taken off computing.
     """
@@ -60,15 +60,16 @@ def batch_step(evaluator: Evaluator, place: Ints, rows: int, *, seed: int = 0, s
     reading weights); a worker's request carries each row once; an expert is read from the SSD once a step."""
     total, memo = evaluator.fixed_s, {}
     for layer, row in enumerate(place):
-        key = (evaluator.kind[layer], row.tobytes())
+        ratio = evaluator.reuse_ratio(layer, row, rows=rows)
+        key = (evaluator.kind[layer], row.tobytes(), ratio)
         if key not in memo:
             ids = evaluator.routing(layer, SAMPLED_STEPS, rows, seed)[:steps]
-            memo[key] = float(batch_layer(evaluator, row, ids).mean())
+            memo[key] = float(batch_layer(evaluator, row, ids, ratio).mean())
         total += memo[key]
     return total
 
 
-def batch_layer(evaluator: Evaluator, row: Ints, ids: Ints):
+def batch_layer(evaluator: Evaluator, row: Ints, ids: Ints, reuse_ratio: float = 1.0):
     """Seconds of one layer's experts for given routing. `row`: [E] arrangement, `ids`: [steps, rows, K] -> [steps]."""
     problem, costs = evaluator.problem, evaluator.costs
     at = row[ids]
@@ -87,4 +88,5 @@ def batch_layer(evaluator: Evaluator, row: Ints, ids: Ints):
     seen[np.arange(steps)[:, None], ids.reshape(steps, -1)] = True
     missing = (seen & (row == MISS)).sum(axis=1)
     whole = bool((row == 0).all())
-    return span + miss_stall(missing, costs.ssd_s, costs.readers) + (0.0 if whole else problem.sync_s)
+    stall = miss_stall(missing, costs.ssd_s, costs.readers) * reuse_ratio
+    return span + stall + (0.0 if whole else problem.sync_s)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from titan.common.errors import PlanViolation
 from titan.common.registry.shape import ModelShape
+from titan.placement.reuse import LAGS, Reuse
 from titan.placement.values import MAX_EXPERTS, MAX_LAYERS, MAX_NODES, MAX_TOP_K, Node
 
 
@@ -29,6 +30,7 @@ class Problem:
         activation_bytes: one row on the wire, one way (d times the bytes of an element).
         frequencies: [moe layer][expert] -> how often a row selects the expert, summing to top_k a layer;
             None: every expert equally often.
+        reuse: how rows resemble the rows before, per MoE layer (`reuse.ReuseCounts.fresh`); None: not at all.
         batch_rows: batch sizes to predict tokens a second for.
         energy_weight, traffic_weight: lambda (seconds a joule) and mu of the objective (7); a byte's cost on a link is
             1 / bandwidth. The bound and the gap then refer to the objective, leaving out what cannot be negative.
@@ -46,6 +48,7 @@ class Problem:
     other_s: float = 0.0
     activation_bytes: int = 0
     frequencies: tuple[tuple[float, ...], ...] | None = None
+    reuse: Reuse | None = None
     batch_rows: tuple[int, ...] = (1, 4, 8)
     energy_weight: float = 0.0
     traffic_weight: float = 0.0
@@ -92,6 +95,12 @@ class Problem:
         _need(all(type(b) is int and 1 <= b <= 4096 for b in self.batch_rows), "batch sizes must be 1 to 4096 rows")
         if self.frequencies is not None:
             self._check_frequencies(self.frequencies)
+        if self.reuse is not None:
+            good = len(self.reuse) == len(self.layers) and all(
+                len(row) == len(LAGS) and all(1 >= a >= b >= 0 for a, b in zip((1.0, *row), row, strict=False))
+                for row in self.reuse
+            )
+            _need(good, "its reuse is not shares that fall with the lag, a row a layer", "record a trace of this model")
 
     def _check_frequencies(self, frequencies: tuple[tuple[float, ...], ...]) -> None:
         mend = "record a trace of this model"

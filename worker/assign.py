@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from titan.common.errors import WorkerOverloaded
+from titan.common.errors import DiskStalled, WorkerOverloaded
 from titan.common.log import get_logger
 from titan.common.units import format_bytes
 from titan.proto.titan.v1 import worker_pb2 as pb
@@ -72,20 +72,67 @@ def _install(
 ) -> Generator[pb.AssignProgress, None, Progress]:
     steps = holdings.plan(wanted)
     sizes = {step.layer: holdings.shape.layer(step.layer).expert_bytes for step in steps}
-    progress = Progress(sum(len(step.missing) for step in steps), sum(len(s.missing) * sizes[s.layer] for s in steps))
+    served = _to_keep(holdings, wanted, sources)
+    absent = {i: _absent(holdings, sources, i, experts) for i, experts in served.items()}
+    progress = Progress(
+        sum(len(step.missing) for step in steps) + sum(map(len, absent.values())),
+        sum(len(s.missing) * sizes[s.layer] for s in steps)
+        + sum(len(experts) * holdings.shape.layer(i).expert_bytes for i, experts in absent.items()),
+    )
     yield progress.message()
     for step in steps:
         targets = holdings.begin(step)
-        filled = False
+        filled = stalled = False
         try:
             yield from _fill(holdings, step, targets, wanted, parts, sources, progress)
             filled = True
+        except DiskStalled:
+            stalled = True
+            raise
         finally:  # also when the peer goes away and the generator is closed
             if filled:
                 holdings.finish(step)
             else:
-                holdings.abandon(step)
+                holdings.abandon(step, written=stalled)
+    for layer, experts in served.items():
+        yield from _keep(holdings, sources, layer, absent[layer], served, parts, progress)
+        holdings.serve(layer, experts.difference(_absent(holdings, sources, layer, experts)))
     return progress
+
+
+def _to_keep(holdings: Holdings, wanted: Share, sources: Sources) -> dict[int, frozenset[int]]:
+    """Experts that are to be served from what is kept here, as far as its bound goes; none with a checkpoint."""
+    if sources.checkpoint is not None or sources.cache is None:
+        return {}
+    return sources.cache.affordable(holdings.shape, wanted.served)
+
+
+def _absent(holdings: Holdings, sources: Sources, layer: int, experts: Collection[int]) -> list[int]:
+    """Those of which nothing is kept here."""
+    assert sources.cache is not None
+    return [e for e in sorted(experts) if not sources.cache.has(holdings.shape, layer, e)]
+
+
+def _keep(
+    holdings: Holdings,
+    sources: Sources,
+    layer: int,
+    absent: Sequence[int],
+    served: Mapping[int, frozenset[int]],
+    parts: Iterator[pb.AssignRequest],
+    progress: Progress,
+) -> Iterator[pb.AssignProgress]:
+    """Have the coordinator send what is to be read from here later. Pinned experts' files make room for it."""
+    if not absent:
+        return
+    assert sources.cache is not None
+    spec = holdings.shape.layer(layer)
+    yield progress.message(needed=[pb.LayerExperts(layer=layer, experts=absent)])
+    for expert in absent:
+        sources.cache.keep(holdings.shape, layer, expert, receive(spec, expert, parts), served)
+        sources.installed.add("pushed", by=spec.expert_bytes)
+        if progress.add(spec.expert_bytes):
+            yield progress.message()
 
 
 def _fill(
@@ -125,6 +172,6 @@ def _fill(
         data = receive(spec, expert, parts)
         unpack(spec, data, targets[expert])
         if sources.cache is not None:
-            sources.cache.keep(shape, step.layer, expert, data, wanted.pinned)
+            sources.cache.keep(shape, step.layer, expert, data, wanted.experts)
         if done("pushed"):
             yield progress.message()

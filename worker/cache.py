@@ -16,15 +16,18 @@ import re
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from titan.common.errors import ConfigError, StoreError
 from titan.common.log import get_logger
 from titan.common.pack.files import disk_errors, pwrite_all
 from titan.common.pack.layout import ShardLayout, plan_shards
+from titan.common.platform import drop_cached
 from titan.common.registry.families import FAMILIES
 from titan.common.registry.shape import ModelShape
 from titan.common.units import format_bytes
@@ -77,6 +80,7 @@ class ExpertCache:
         self._folder = folder
         self._kept: OrderedDict[Key, _Kept] = OrderedDict()  # least recently used first
         self._used_bytes = 0
+        self._verified: set[Key] = set()  # whose checksum was right when they were read
         self._warned = False
         self._mutex = threading.Lock()
         try:
@@ -127,6 +131,57 @@ class ExpertCache:
             self.counts.read += 1
             self._kept.move_to_end(key)
             return data
+
+    def has(self, shape: ModelShape, layer: int, expert: int) -> bool:
+        """Whether there is a file of it; what is in it shows when it is read."""
+        return Key(shape.fingerprint, layer, expert) in self._kept
+
+    def read_into(
+        self, shape: ModelShape, layer: int, expert: int, views: Sequence[np.ndarray], *, drop_pages: bool = False
+    ) -> bool:
+        """Fill `views`, one a component as it is on disk, one after another; several threads at once.
+
+        Returns whether that went well. What is not any more what was written is removed.
+
+        Args:
+            drop_pages: give the file's pages back to the system afterwards.
+        """
+        key = Key(shape.fingerprint, layer, expert)
+        with self._mutex:
+            kept, verified = self._kept.get(key), key in self._verified
+            if kept is None:
+                return False
+            self._kept.move_to_end(key)
+        try:
+            crc = _read_views(kept, views, drop_pages=drop_pages, check=not verified)
+            if not verified and crc != kept.crc:
+                raise ValueError("its checksum is another one")
+        except (OSError, ValueError) as error:
+            with self._mutex:
+                self.counts.damaged += 1
+                log.warning(f"a kept expert cannot be read and is not served any more: {error}", file=str(kept.path))
+                if self._kept.get(key) is kept:
+                    self._drop(key)
+            return False
+        with self._mutex:
+            self.counts.read += 1
+            if self._kept.get(key) is kept:
+                self._verified.add(key)
+        return True
+
+    def affordable(self, shape: ModelShape, wanted: Mapping[int, Collection[int]]) -> dict[int, frozenset[int]]:
+        """Of the experts that are to be served from here, those that fit into the bound: every layer its part."""
+        if not _FOLDER.fullmatch(shape.fingerprint) or shape.family not in FAMILIES:
+            return {}
+        sizes = {layer: _layout(shape, layer, shape.num_experts - 1).nbytes for layer in wanted}  # the longest names
+        queues = {layer: sorted(experts) for layer, experts in wanted.items()}
+        left, chosen = self.limit_bytes, {layer: set[int]() for layer in wanted}
+        for rank in range(max(map(len, queues.values()), default=0)):
+            for layer in sorted(queues):
+                if rank < len(queues[layer]) and sizes[layer] <= left:
+                    chosen[layer].add(queues[layer][rank])
+                    left -= sizes[layer]
+        return {layer: frozenset(experts) for layer, experts in chosen.items()}
 
     def keep(
         self, shape: ModelShape, layer: int, expert: int, data: bytearray, wanted: Mapping[int, Collection[int]]
@@ -200,6 +255,7 @@ class ExpertCache:
 
     def _drop(self, key: Key) -> None:
         kept = self._kept.pop(key)
+        self._verified.discard(key)
         self._used_bytes -= kept.nbytes
         with contextlib.suppress(OSError):
             kept.path.unlink(missing_ok=True)
@@ -227,6 +283,50 @@ def _read_checked(kept: _Kept, layout: ShardLayout, expert_bytes: int) -> bytear
         os.close(fd)
     if bytes(header) != layout.header or zlib.crc32(data) != kept.crc:
         raise ValueError("header or checksum is another one")
+    return data
+
+
+def _read_views(kept: _Kept, views: Sequence[np.ndarray], *, drop_pages: bool, check: bool) -> int:
+    """Read what lies behind the header; returns its checksum, 0 when it is not asked for.
+
+    Raises:
+        ValueError: the file is not as long as it was. OSError: it cannot be read.
+    """
+    fd = os.open(kept.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if os.fstat(fd).st_size != kept.nbytes:
+            raise ValueError("its length is another one")
+        offset = 8 + int.from_bytes(_read_exactly(fd, 8, 0), "little")
+        parts = [memoryview(view).cast("B") for view in views if view.nbytes]  # type: ignore[arg-type]
+        nbytes = sum(map(len, parts))
+        if offset + nbytes > kept.nbytes:
+            raise ValueError("its header is another one")
+        done = os.preadv(fd, parts, offset)
+        for part in parts:  # what a short read left
+            skipped = min(done, len(part))
+            done -= skipped
+            if skipped < len(part):
+                at = offset + skipped
+                part[skipped:] = _read_exactly(fd, len(part) - skipped, at)
+            offset += len(part)
+        if drop_pages:
+            drop_cached(fd, 0, kept.nbytes)
+    finally:
+        os.close(fd)
+    crc = 0
+    for part in parts if check else ():
+        crc = zlib.crc32(part, crc)
+    return crc
+
+
+def _read_exactly(fd: int, nbytes: int, offset: int) -> bytes:
+    """Raises ValueError when the file ends before."""
+    data = b""
+    while len(data) < nbytes:
+        piece = os.pread(fd, nbytes - len(data), offset + len(data))
+        if not piece:
+            raise ValueError("it ends early")
+        data += piece
     return data
 
 

@@ -157,7 +157,7 @@ class Execution:
         except (TitanError, ValueError, RuntimeError, MemoryError) as error:
             log.warning(f"a hint could not be followed: {error}", layer=hint.layer)
             used = False
-        self.hints.unused += not used
+        self.hints.done(followed=used)
 
     def _execute(self, calls: Sequence[ExecuteCall]) -> Sequence[ExecuteResult | TitanError]:
         holdings = self._holdings()

@@ -1,5 +1,5 @@
 """The experts a worker holds: per layer a slot table, pinned from a checkpoint or from pushed bytes, and beside the
-pinned ones a cache of experts that are read from the worker's own copy when they are asked for.
+pinned ones a cache of experts that are read from the worker's disk when they are asked for.
 
 What is to be held is stated whole; what is there already stays. Never more than the budget (constraint (mem)), also
 while one set is exchanged for another. Allocation, mapping and execution happen on the MLX thread; installing does not.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import mlx.core as mx
 import numpy as np
@@ -72,8 +72,14 @@ class Holdings:
         self._layers: dict[int, ExpertLayer] = {}
         self._served: dict[int, frozenset[int]] = {}  # experts that are read when they are asked for
         self._slot_bytes = {spec.index: slot_bytes(spec, compute_dtype) for spec in shape.layers}
+        self._counts: dict[int, SlotCounts] = {}  # of every layer that was ever held
         self._hints = 0
         self.installing = threading.Lock()
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of experts read from this worker's disk."""
+        return self._own.store.counts.bytes if self._own is not None else 0
 
     @property
     def resident_bytes(self) -> int:
@@ -87,6 +93,21 @@ class Holdings:
     def counts(self) -> list[SlotCounts]:
         """Of the layers that have a cache."""
         return [layer.table.counts for index, layer in list(self._layers.items()) if index in self._served]
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the experts that were read into slots for a request or a hint."""
+        sizes = {spec.index: spec.expert_bytes for spec in self.shape.layers}
+        return sum((c.loads - c.installed) * sizes[index] for index, c in list(self._counts.items()))
+
+    @property
+    def total(self) -> SlotCounts:
+        """Of all layers since this model is held, also of those given up."""
+        total = SlotCounts()
+        for counts in list(self._counts.values()):
+            for part in fields(SlotCounts):
+                setattr(total, part.name, getattr(total, part.name) + getattr(counts, part.name))
+        return total
 
     @property
     def resident(self) -> tuple[int, int, int]:
@@ -108,6 +129,10 @@ class Holdings:
         here = self._layers.get(layer)
         return here.buffers.capacity - len(here.table.pinned) if here is not None else 0
 
+    @property
+    def unpinned_slots(self) -> int:
+        return sum(self.cache_slots(layer) for layer in list(self._layers))
+
     def plan(self, wanted: Share) -> list[LayerStep]:
         """Steps to hold exactly `wanted` (and nothing of layers that are not named).
 
@@ -117,8 +142,8 @@ class Holdings:
         """
         if wanted.caches and self._own is None:
             raise WorkerRefused(
-                "cache slots were assigned to a worker without a copy of the checkpoint",
-                "start titan-worker with --model, or give it no slots beside the pinned ones",
+                "cache slots were assigned to a worker that has nothing on its disk to read from",
+                "start titan-worker with --model or --cache, or give it no slots beside the pinned ones",
             )
         total = sum(wanted.slots(layer) * self._slot_bytes[layer] for layer in wanted.layers)
         if total > self.budget_bytes:
@@ -190,7 +215,9 @@ class Holdings:
     def _new_layer(self, buffers: LayerBuffers, old: ExpertLayer | None) -> ExpertLayer:
         if old is not None:
             return old.heir(buffers)
-        return self._own.layer(buffers) if self._own is not None else ExpertLayer(buffers, _no_fill)
+        new = self._own.layer(buffers) if self._own is not None else ExpertLayer(buffers, _no_fill)
+        new.table.counts = self._counts.setdefault(buffers.layer.index, new.table.counts)
+        return new
 
     def finish(self, step: LayerStep) -> None:
         """The views that `begin` returned are filled: map them."""
@@ -200,17 +227,34 @@ class Holdings:
             for expert in step.missing:
                 assert layer is not None
                 layer.table.map(expert, pin=True)
+                layer.table.counts.installed += 1
 
         self._mlx.run(work)
 
-    def abandon(self, step: LayerStep) -> None:
-        """Filling failed: give the reserved slots back; what was mapped stays usable."""
+    def serve(self, layer: int, experts: frozenset[int]) -> None:
+        """Of a cache's experts, those that can be read here."""
+
+        def work() -> None:
+            self._served[layer] = experts
+            if not experts:
+                del self._served[layer]
+
+        self._mlx.run(work)
+
+    def abandon(self, step: LayerStep, *, written: bool = False) -> None:
+        """Filling failed: give the reserved slots back; what was mapped stays usable.
+
+        written: a read that has not ended may still write into them: out of use, until the next set to be held.
+        """
 
         def work() -> None:
             layer = self._layers.get(step.layer)
             for expert in step.missing:
                 assert layer is not None
-                layer.table.release(expert)
+                if written:
+                    layer.table.lose(expert)
+                else:
+                    layer.table.release(expert)
 
         self._mlx.run(work)
 

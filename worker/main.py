@@ -23,6 +23,7 @@ from titan.common.units import format_bytes, parse_size
 from titan.worker.cache import DEFAULT_BYTES, ExpertCache
 from titan.worker.engine import MLXThread
 from titan.worker.enroll import credentials_or_enrolment
+from titan.worker.kept import KeptExperts
 from titan.worker.metrics import serve_metrics
 from titan.worker.own_copy import READERS, OwnCopy
 from titan.worker.server import WorkerServer
@@ -49,16 +50,25 @@ def serve(
         ),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder for experts that were sent here, so that a restart needs no network.")
+        Path | None,
+        typer.Option(
+            help="Folder for experts that were sent here: a restart needs no network, and more than fit in memory are "
+            "served."
+        ),
     ] = None,
     cache_size: Annotated[str, typer.Option(help="Most bytes of them, of all models.")] = format_bytes(DEFAULT_BYTES),
     lane_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the lanes; 0 takes a free one.")] = 0,
     memory: Annotated[str | None, typer.Option(help="Most bytes of experts to hold, e.g. 8GiB.")] = None,
     policy: Annotated[
-        str, typer.Option(help="With --model: eviction from slots that are not pinned: lru, lfu or forecast.")
+        str,
+        typer.Option(help="With --model or --cache: eviction from slots that are not pinned: lru, lfu or forecast."),
     ] = "lru",
     reads: Annotated[
-        CacheMode, typer.Option(help="With --model: read through the page cache, past it, or give its pages back.")
+        CacheMode,
+        typer.Option(
+            help="With --model or --cache: read through the page cache, past it, or give its pages back; what --cache "
+            "keeps is read through it in any case."
+        ),
     ] = CacheMode.PAGE_CACHE,
     metrics: Annotated[
         str | None,
@@ -91,9 +101,10 @@ def serve(
     if cache is not None and model is not None:
         raise ConfigError("--cache keeps what is sent, and --model has everything", "give one of them")
     own: OwnCopy | None = None
+    readers = ReaderPool(READERS)
     if model is not None:
         opened = open_checkpoint(model.expanduser())
-        own = OwnCopy(opened.shape, ExpertStore(opened, cache=reads), ReaderPool(READERS), policy)
+        own = OwnCopy(opened.shape, ExpertStore(opened, cache=reads), readers, policy)
 
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -108,7 +119,8 @@ def serve(
 
     kept = ExpertCache(cache.expanduser(), kept_bytes) if cache is not None else None
     mlx_thread = MLXThread()
-    service = WorkerService(credentials.identity.name, mlx_thread, budget, own, kept)
+    from_kept = None if kept is None else lambda shape: OwnCopy(shape, KeptExperts(kept, shape, reads), readers, policy)
+    service = WorkerService(credentials.identity.name, mlx_thread, budget, own, kept, from_kept)
     server = WorkerServer(service, mlx_thread, credentials, address, lane_port)
     watched = None
     try:
@@ -136,8 +148,9 @@ def serve(
             kept.close()
     for number in (signal.SIGTERM, signal.SIGINT):  # told twice: the interpreter's own end takes a moment
         signal.signal(number, signal.SIG_IGN)
+    readers.close()
     if own is not None:
-        own.close()
+        own.store.close()
 
 
 def _follow_parent(parent: int, stopping: threading.Event) -> None:

@@ -13,18 +13,18 @@ from titan.common.metrics import CollectorRegistry, Figures, Sample, metrics_tex
 from titan.common.metrics_server import MetricsServer
 from titan.common.platform import process_memory_bytes
 from titan.common.security.identity import Role, parse_identity, require_role
-from titan.common.store import ExpertStore
+from titan.common.slots.table import SlotCounts
 from titan.common.versions import MLX_VERSION, SOFTWARE_VERSION
 from titan.worker.cache import ExpertCache
+from titan.worker.hints import DROPPED
+from titan.worker.own_copy import Reads
 from titan.worker.server import WorkerServer
 from titan.worker.service import WorkerService
 
 DEFAULT_PORT = 9177
 
 
-def serve_metrics(
-    address: str, server: WorkerServer, service: WorkerService, store: ExpertStore | None
-) -> MetricsServer:
+def serve_metrics(address: str, server: WorkerServer, service: WorkerService, store: Reads | None) -> MetricsServer:
     """Serve /metrics at `address`: to this machine when it is loopback, else to coordinators and operators over TLS.
 
     Raises:
@@ -80,10 +80,39 @@ def _experts(service: WorkerService) -> Iterator[Sample]:
     yield Sample("titan_worker_expert_bytes", "gauge", "Memory of all slots.", resident)
     yield Sample("titan_worker_expert_budget_bytes", "gauge", "What experts may take.", service.budget_bytes)
     yield Sample("titan_worker_process_bytes", "gauge", "What the process holds.", process_memory_bytes())
+    yield from _slots(service)
     yield from _cache(service.cache)
     yield from service.sources.installed.samples(
         "titan_worker_installed_bytes", "Bytes of experts installed, by source."
     )
+
+
+def _slots(service: WorkerService) -> Iterator[Sample]:
+    """What was found in slots and what was read into them; a pinned expert is always found."""
+    holdings, hints = service.holdings, service.execution.hints
+    counts = holdings.total if holdings is not None else SlotCounts()
+    unpinned = holdings.unpinned_slots if holdings is not None else 0
+    loads, loaded_bytes = counts.loads - counts.installed, holdings.loaded_bytes if holdings is not None else 0
+    yield Sample("titan_worker_unpinned_slots", "gauge", "Slots for experts read when asked for.", unpinned)
+    yield Sample("titan_worker_slot_hits", "counter", "Experts asked for that were in a slot.", counts.hits)
+    yield Sample("titan_worker_slot_misses", "counter", "Experts asked for that were not.", counts.misses)
+    yield Sample("titan_worker_slot_loads", "counter", "Experts read for requests and hints.", max(0, loads))
+    yield Sample("titan_worker_slot_load_bytes", "counter", "Their bytes.", max(0, loaded_bytes))
+    yield Sample("titan_worker_slot_evictions", "counter", "Experts that made room for others.", counts.evictions)
+    text = "Experts read because of hints."
+    yield Sample("titan_worker_prefetched_experts", "counter", text, counts.prefetched)
+    text = "Of them, chosen before they were thrown out."
+    yield Sample("titan_worker_useful_prefetched_experts", "counter", text, counts.useful)
+    text = "Of them, needed while still on their way."
+    yield Sample("titan_worker_late_prefetched_experts", "counter", text, counts.late)
+    text = "Waiting for them."
+    yield Sample("titan_worker_late_prefetch_wait_seconds", "counter", text, counts.late_s)
+    yield Sample("titan_worker_received_hints", "counter", "Hints that came.", hints.came)
+    yield Sample("titan_worker_followed_hints", "counter", "Hints that began a read.", hints.followed)
+    yield Sample("titan_worker_waiting_hints", "gauge", "Hints that wait.", len(hints))
+    for reason in DROPPED:
+        text = "Hints that led to nothing, by reason."
+        yield Sample("titan_worker_dropped_hints", "counter", text, hints.dropped.of(reason), {"reason": reason})
 
 
 def _cache(cache: ExpertCache | None) -> Iterator[Sample]:
@@ -100,7 +129,7 @@ def _cache(cache: ExpertCache | None) -> Iterator[Sample]:
     yield Sample("titan_worker_cache_skipped", "counter", "Experts not kept for want of room or disk.", counts.skipped)
 
 
-def _disk(store: ExpertStore | None) -> Iterator[Sample]:
+def _disk(store: Reads | None) -> Iterator[Sample]:
     counts = store.counts if store is not None else None
     figures = (counts.bytes, counts.reads, counts.seconds) if counts is not None else (0, 0, 0.0)
     yield Sample("titan_worker_store_read_bytes", "counter", "Bytes of experts read from disk.", figures[0])

@@ -72,6 +72,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         budget_bytes: M_n.
         own: the worker's own copy of the model, if it has one.
         cache: keeps what was pushed, if it may.
+        kept: makes of it something to read experts from when they are asked for.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         budget_bytes: int,
         own: OwnCopy | None = None,
         cache: ExpertCache | None = None,
+        kept: Callable[[ModelShape], OwnCopy] | None = None,
     ) -> None:
         self.name = name
         self.worker_id = secrets.token_hex(8)
@@ -94,9 +96,9 @@ class WorkerService(pb_grpc.WorkerServicer):
         self.started = time.monotonic()
         self.refusals = Tally("by", "reason")
         self.cache = cache
-        self.sources = Sources(own.store.read_expert if own is not None else None, cache)
+        self.sources = Sources(own.read if own is not None else None, cache)
         self._mlx = mlx_thread
-        self._own = own
+        self._own, self._kept = own, kept
         self._holdings: Holdings | None = None
         self._lock = threading.Lock()
 
@@ -137,6 +139,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             session=pb.Session(id=session.id, epoch=session.epoch),
             memory_budget_bytes=holdings.budget_bytes,
             has_checkpoint=self._own is not None,
+            cache_bytes=self.cache.limit_bytes if self.cache is not None and self._kept is not None else 0,
             max_message_bytes=MAX_MESSAGE_BYTES,
             worker_id=self.worker_id,
             reduced=session.reduced,
@@ -177,7 +180,8 @@ class WorkerService(pb_grpc.WorkerServicer):
                 for session in self.sessions.live():
                     self.sessions.close(session)
                 self._mlx.run(mx.clear_cache)
-            self._holdings = Holdings(shape, dtype, self.budget_bytes, self._mlx, self._own)
+            own = self._own or (self._kept(shape) if self._kept is not None else None)
+            self._holdings = Holdings(shape, dtype, self.budget_bytes, self._mlx, own)
             return self._holdings
 
     # Assign, Execute ------------------------------------------------------------------------------------------------
@@ -286,9 +290,10 @@ class WorkerService(pb_grpc.WorkerServicer):
         )
 
     def _cache_status(self) -> pb.CacheStatus:
-        hints, holdings, own = self.execution.hints, self._holdings, self._own
-        status = pb.CacheStatus(hints=hints.came, hints_unused=hints.unused, bytes=own.store.counts.bytes if own else 0)
+        hints, holdings = self.execution.hints, self._holdings
+        status = pb.CacheStatus(hints=hints.came, hints_unused=hints.unused)
         if holdings is not None:
+            status.bytes = holdings.read_bytes
             status.slots = sum(holdings.cache_slots(spec.index) for spec in holdings.shape.layers)
             for counts in holdings.counts:
                 status.hits += counts.hits

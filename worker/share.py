@@ -37,6 +37,16 @@ class Share:
     def layers(self) -> list[int]:
         return sorted(self.pinned.keys() | self.caches.keys())
 
+    @property
+    def served(self) -> dict[int, frozenset[int]]:
+        """Experts that are to be read when they are asked for."""
+        return {layer: cache.experts for layer, cache in self.caches.items()}
+
+    @property
+    def experts(self) -> dict[int, frozenset[int]]:
+        """All of them, pinned or not."""
+        return {i: self.pinned.get(i, NONE) | self.caches.get(i, NO_CACHE).experts for i in self.layers}
+
     def slots(self, layer: int) -> int:
         """Slots that a layer needs, pinned and cache together."""
         return len(self.pinned.get(layer, NONE)) + self.caches.get(layer, NO_CACHE).slots

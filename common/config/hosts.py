@@ -176,6 +176,8 @@ class Timeouts(Section):
     """One layer's reply; then the local SSD replaces it."""
     assign_idle: Annotated[Duration, _between(0.1, 3600)] = 30.0
     """Silence between two progress messages of Assign."""
+    read: Annotated[Duration, _between(0.1, 600)] = 30.0
+    """One read from the disk of this machine; then another copy, a worker that has the expert, or an error."""
     probe: Annotated[Duration, _between(0.01, 60)] = 2.0
     """Answer to Probe and Status."""
     readmit: Annotated[Duration, _between(0.01, 600)] = 1.0

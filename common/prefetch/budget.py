@@ -15,22 +15,25 @@ class Costs:
     Args:
         fetch_s: lambda, one expert read on demand.
         layer_s: tau_l, from one layer's routing to the next one's, without stalls.
-        useless_s: kappa, what a prefetch that nobody needed costs the critical path.
+        useless_s: kappa, what a prefetch costs the critical path by being read at all.
         readers: w; prefetches use one less.
+        saved_s: stall an expert that is missed: lambda for one alone, less where several are read at once.
     """
 
     fetch_s: float
     layer_s: float
     useless_s: float
     readers: int
+    saved_s: float
 
 
 def prefetch_gain(chances: Sequence[float], depth: int, costs: Costs) -> tuple[int, float]:
     """(m, seconds a layer) of the best number of absent experts to prefetch; (0, 0.0) when none pays.
 
     Condition (9), r' min(lambda, d tau) > m (1 - q) kappa / (K (1 - h)), multiplied by K (1 - h): the expert at rank i
-    is needed with the chance p_i, so m of them gain sum p_i min(lambda, lead_i) - sum (1 - p_i) kappa, where lead_i is
-    d tau less the time that the prefetches before it hold the readers.
+    is needed with the chance p_i, so m of them gain sum p_i min(saved, lead_i) - m kappa, where lead_i is d tau less
+    the time that the prefetches before it hold the readers. Unlike (9) it charges kappa for needed experts too: read on
+    demand, they slow nothing that would be computed meanwhile.
 
     Args:
         chances: p_i by rank.
@@ -42,7 +45,7 @@ def prefetch_gain(chances: Sequence[float], depth: int, costs: Costs) -> tuple[i
         return 0, 0.0
     for rank, chance in enumerate(chances):
         lead = depth * costs.layer_s - (rank // lanes) * costs.fetch_s
-        gain += chance * min(costs.fetch_s, max(0.0, lead)) - (1 - chance) * costs.useless_s
+        gain += chance * min(costs.saved_s, max(0.0, lead)) - costs.useless_s
         if gain > best_gain:
             best, best_gain = rank + 1, gain
     return best, best_gain

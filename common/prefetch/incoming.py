@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from titan.common.errors import DiskStalled
 from titan.common.slots.buffers import LayerBuffers
+from titan.common.slots.overdue import OverdueSlots
 from titan.common.slots.table import SlotTable
 from titan.common.store.readers import ReaderPool, Ticket
 
@@ -23,6 +25,7 @@ class Incoming:
     Args:
         fill: reads one expert into given views.
         settle: makes sure that no unevaluated graph reads the layer's slots.
+        overdue: takes the slots of reads that do not end.
     """
 
     def __init__(
@@ -32,12 +35,14 @@ class Incoming:
         fill: Callable[[int, int, Sequence[np.ndarray]], None],
         readers: ReaderPool,
         settle: Callable[[], None],
+        overdue: OverdueSlots,
     ) -> None:
         self._buffers = buffers
         self._table = table
         self._fill = fill
         self._readers = readers
         self._settle = settle
+        self._overdue = overdue
         self._tickets: dict[int, Ticket] = {}
 
     def __len__(self) -> int:
@@ -76,8 +81,7 @@ class Incoming:
                 self._table.counts.cancelled += 1
             elif expert in needed:
                 start = time.perf_counter()
-                ticket.wait_done()
-                self._finish(expert, ticket)
+                self._wait(expert, ticket)
                 waited = time.perf_counter() - start
                 self._table.counts.late += 1
                 self._table.counts.late_s += waited
@@ -91,8 +95,16 @@ class Incoming:
                 self._table.release(expert)
                 self._table.counts.cancelled += 1
             else:
-                ticket.wait_done()
-                self._finish(expert, ticket)
+                self._wait(expert, ticket)
+
+    def _wait(self, expert: int, ticket: Ticket) -> None:
+        try:
+            ticket.wait_done()
+        except DiskStalled:
+            del self._tickets[expert]
+            self._overdue.add(ticket.done, [expert])
+        else:
+            self._finish(expert, ticket)
 
     def _finish(self, expert: int, ticket: Ticket) -> None:
         del self._tickets[expert]

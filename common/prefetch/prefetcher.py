@@ -1,6 +1,6 @@
 """The prefetcher: at every layer it asks predictors about layers ahead and reads what pays, or stays silent.
 
-Predictors are scored in the shadow on some of the steps, whether or not anything is read, so that silence can end.
+Predictors are scored in the shadow on some of the steps in which it is awake; `Worth` says when it is.
 Belongs to the thread that owns MLX. Changes which experts are in memory early, never which are executed.
 """
 
@@ -16,17 +16,17 @@ import numpy as np
 
 from titan.common.experts import ExpertLayer
 from titan.common.prediction import PredictionScore, Predictor, Routing
-from titan.common.prefetch.budget import Costs, prefetch_gain
+from titan.common.prefetch.budget import Costs
+from titan.common.prefetch.choosing import MAX_PREFETCH, Choice, choose_hint, choose_reads
 from titan.common.prefetch.measures import Measures
+from titan.common.prefetch.step_clock import StepClock
+from titan.common.prefetch.worth import Worth
 
-__all__ = ["Choice", "Prefetcher"]
+__all__ = ["Prefetcher"]
 
-MAX_PREFETCH = 8  # experts a layer (m)
 MAX_ROWS = 8  # a step of more rows is a prompt: it needs every expert anyway
 SHADOW_EVERY = 8  # steps
-LEARNING_STEPS = 64  # at first every step is scored
-CHOOSE_EVERY = 16  # steps, and at the fourth and the eighth
-REST_EVERY, REST_STEPS = 64, 6
+CHOOSE_EVERY = 8  # steps
 MEMORY = 0.9  # of the scores, each time a choice is made
 
 Router = Callable[[mx.array], mx.array]
@@ -45,15 +45,6 @@ class Remote(Protocol):
 
     def hint(self, layer: int, ranked: Sequence[int], reads: int) -> None:
         """Say what the layer will probably ask for, likeliest first, and that the first `reads` are worth reading."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What is done for one layer: read the first m absent experts that a predictor names; seconds it should gain."""
-
-    predictor: Predictor
-    m: int
-    gain_s: float
 
 
 @dataclass(slots=True)
@@ -88,12 +79,15 @@ class Prefetcher:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.measures = Measures(readers)
+        self.worth = Worth()
         self.choices: list[Choice | None] = [None] * len(layers)
         self.hints: list[Choice | None] = [None] * len(layers)  # the same for what workers are told
         self.scores = [[PredictionScore(2 * MAX_PREFETCH) for _ in predictors] for _ in layers]
         self.steps = 0
         self._layers = list(layers)
-        self._final = _last_that_asks(layers)
+        self._times = StepClock(self._layers, self.measures, clock)
+        self._looked = 0  # steps
+        self._first, self._final = _ends(layers)
         self._positions = {layer.buffers.layer.index: i for i, layer in enumerate(layers)}
         self.predictors = predictors
         self._routers = routers or {}
@@ -105,9 +99,6 @@ class Prefetcher:
         self._probes: dict[int, mx.array] = {}
         self._own: mx.array | None = None
         self._hidden: mx.array | None = None
-        self._last: float | None = None
-        self._flying = 0  # prefetches under way since the layer before
-        self._stalled = [(0.0, 0.0, 0)] * len(layers)
         if forced is not None and predictors:
             self.choices = [Choice(predictors[0], forced, 0.0) for _ in layers]
             self.hints = list(self.choices)
@@ -115,9 +106,11 @@ class Prefetcher:
     def lookout(self, index: int, x: mx.array) -> list[mx.array]:
         """Arrays to evaluate together with a layer's indices; x: [N, D]. Call `routed` afterwards."""
         self._probes, self._own, self._hidden = {}, None, None
-        if x.shape[0] > MAX_ROWS:
-            return []
         position = self._positions[index]
+        if position == self._first:
+            self._times.enter()
+        if x.shape[0] > MAX_ROWS or not self._looking:
+            return []
         for predictor in self.predictors:
             ahead = (position + predictor.depth) % len(self._layers)
             if not (self._shadow or self._uses(ahead, predictor)):
@@ -133,58 +126,74 @@ class Prefetcher:
     def routed(self, index: int, experts: np.ndarray) -> None:
         """A layer has routed [N, K] and what it needed is in memory: learn from it, read ahead."""
         if experts.shape[0] > MAX_ROWS:
-            self._last = None
+            self._times.pause()
             return
         position = self._positions[index]
+        if self._looking:
+            self._observe(position, experts)
+        elif self.worth.phase != "asleep":
+            self._times.reached(position)
+            self._times.leave(0)
+        if position == self._final:
+            self._end_step(experts.shape[0])
+
+    def _observe(self, position: int, experts: np.ndarray) -> None:
+        self._times.reached(position)
         chosen: list[int] = list(dict.fromkeys(experts.reshape(-1).tolist()))
-        self._measure(position)
         self._score(position, chosen)
         own, hidden = (None if array is None else np.array(array) for array in (self._own, self._hidden))
         probes = {depth: np.array(logits) for depth, logits in self._probes.items()}
         for predictor in self.predictors:
             predictor.observe(position, Routing(chosen, own, probes.get(predictor.depth), hidden, experts))
+        begun = 0
         for depth in {p.depth for p in self.predictors}:
-            self._look_ahead((position + depth) % len(self._layers), depth)
-        if position == self._final:
-            self.steps += 1
-            if self._forced is None and (self.steps % CHOOSE_EVERY == 0 or self.steps in (4, 8)):
-                self._choose()
-        self._flying = sum(len(layer.incoming) for layer in self._layers if layer.incoming is not None)
-        self._last = self._clock()
+            begun += self._look_ahead((position + depth) % len(self._layers), depth)
+        self._times.leave(begun)
+
+    def _end_step(self, rows: int) -> None:
+        self.steps += 1
+        self._looked += self._looking
+        took = self._times.step()
+        if self._forced is not None or took is None:
+            return
+        if self.worth.phase != "asleep" and self.steps % CHOOSE_EVERY == 0:
+            self._choose()
+        looking = self.worth.looking
+        promising = any(choice is not None for choice in (*self.choices, *self.hints))
+        self.worth.ended(took[0], took[0] if self._workers_read else took[1], rows, promising=promising)
+        if self.worth.looking != looking:
+            self._times.pause()
+            self._guesses = [[] for _ in self._layers]
+        if self.worth.phase == "asleep":
+            self.choices = [None] * len(self._layers)
+            self.hints = [None] * len(self._layers)
 
     def replace(self, position: int, layer: ExpertLayer) -> None:
         """A layer has other slots from now on; nothing is under way to the old ones. What was learned stays."""
         self._layers[position] = layer
-        self._final = _last_that_asks(self._layers)
+        self._first, self._final = _ends(self._layers)
         self._guesses[position] = []
-        self._last = None
+        self._times.pause()
 
     @property
-    def _resting(self) -> bool:
-        """A few steps without prefetch now and then: tau and lambda undisturbed, which kappa is measured against."""
-        return self._forced is None and self.steps % REST_EVERY >= REST_EVERY - REST_STEPS
+    def _looking(self) -> bool:
+        return self._forced is not None or self.worth.looking
 
     @property
     def _shadow(self) -> bool:
-        return self.steps < LEARNING_STEPS or self.steps % SHADOW_EVERY == 0
+        return (self._forced is None and self.worth.phase == "learning") or self._looked % SHADOW_EVERY == 0
+
+    @property
+    def _workers_read(self) -> bool:
+        """Workers read experts, so that there may be a stall that is not seen here."""
+        remote = self._remote
+        return remote is not None and any(
+            remote.fetch_s(layer.buffers.layer.index) is not None for layer in self._layers
+        )
 
     def _uses(self, position: int, predictor: Predictor) -> bool:
         chosen = (self.choices[position], self.hints[position])
         return any(choice is not None and choice.predictor is predictor for choice in chosen)
-
-    def _measure(self, position: int) -> None:
-        counts = self._layers[position].table.counts
-        stall, late, misses = counts.stall_s, counts.late_s, counts.misses
-        before = self._stalled[position]
-        self._stalled[position] = (stall, late, misses)
-        flying = self._flying
-        waited = (stall - before[0]) - (late - before[1])
-        if misses > before[2] and waited > 0:
-            self.measures.add_demand(waited, misses - before[2], flying)
-        if self._last is not None:
-            took = self._clock() - self._last - (stall - before[0])
-            if took > 0:
-                self.measures.add_layer(took, flying)
 
     def _score(self, position: int, chosen: list[int]) -> None:
         if not self._guesses[position]:
@@ -195,14 +204,17 @@ class Prefetcher:
             self.scores[position][guess.predictor].add(guess.ranked, guess.absent, wanted, would_miss)
         self._guesses[position] = []
 
-    def _look_ahead(self, ahead: int, depth: int) -> None:
+    def _look_ahead(self, ahead: int, depth: int) -> int:
+        """Score and read for a layer to come; returns how many reads began."""
         layer = self._layers[ahead]
         index = layer.buffers.layer.index
         choice, hint = self.choices[ahead], self.hints[ahead]
-        choice = None if choice is None or choice.predictor.depth != depth or self._resting else choice
-        hint = None if hint is None or hint.predictor.depth != depth or self._remote is None else hint
+        silent = self.worth.phase == "learning" and self._forced is None
+        choice = None if silent or choice is None or choice.predictor.depth != depth else choice
+        hint = None if silent or hint is None or hint.predictor.depth != depth or self._remote is None else hint
         if layer.incoming is None or layer.whole or not (self._shadow or choice or hint):
-            return
+            return 0
+        count = 0
         if not self._guesses[ahead]:
             elsewhere = self._remote.elsewhere(index) if self._remote is not None else ()
             self._resident[ahead] = frozenset(layer.table.slots).union(elsewhere)
@@ -222,41 +234,26 @@ class Prefetcher:
                 begun = layer.incoming.begin(absent[: choice.m], keep=frozenset(ranked))
                 if begun:
                     self.measures.submit.add((self._clock() - start) / len(begun))
+                    count += len(begun)
+        return count
 
     def _choose(self) -> None:
         """Per layer the predictor and the m that gain most by (9); none where nothing gains."""
-        measures = self.measures
-        costs = Costs(measures.fetch_s, measures.layer_s, measures.useless_s, measures.readers)
-        for position, scores in enumerate(self.scores):
-            best: Choice | None = None
-            for predictor, score in zip(self.predictors, scores, strict=True):
-                m, gain = prefetch_gain(score.chances()[:MAX_PREFETCH].tolist(), predictor.depth, costs)
-                if m and (best is None or gain > best.gain_s):
-                    best = Choice(predictor, m, gain)
-            self.choices[position] = best
-            self.hints[position] = self._choose_hint(position)
+        now = self.measures
+        here = Costs(now.fetch_s, now.layer_s, now.useless_s, now.readers, now.saved_s)
+        for position, (layer, scores) in enumerate(zip(self._layers, self.scores, strict=True)):
+            self.choices[position] = choose_reads(self.predictors, scores, here)
+            there_s = None if self._remote is None else self._remote.fetch_s(layer.buffers.layer.index)
+            if there_s is None:
+                self.hints[position] = None
+            else:  # a useless read holds one of their readers while a demand may wait
+                there = Costs(there_s, now.layer_s, there_s / now.readers, now.readers, there_s)
+                self.hints[position] = choose_hint(self.predictors, scores, there)
             for score in scores:
                 score.decay(MEMORY)
 
-    def _choose_hint(self, position: int) -> Choice | None:
-        """The same for a layer that workers read experts of.
 
-        Which experts they have is not known here, so a rank counts with its chance of being chosen at all. A useless
-        read holds one of their readers while a demand may wait: kappa = lambda / w.
-        """
-        measures = self.measures
-        fetch_s = self._remote.fetch_s(self._layers[position].buffers.layer.index) if self._remote is not None else None
-        if fetch_s is None:
-            return None
-        costs = Costs(fetch_s, measures.layer_s, fetch_s / measures.readers, measures.readers)
-        best: Choice | None = None
-        for predictor, score in zip(self.predictors, self.scores[position], strict=True):
-            m, gain = prefetch_gain(score.shares()[:MAX_PREFETCH].tolist(), predictor.depth, costs)
-            if m and (best is None or gain > best.gain_s):
-                best = Choice(predictor, m, gain)
-        return best
-
-
-def _last_that_asks(layers: Sequence[ExpertLayer]) -> int:
-    """Position of the last layer that is seen here; one that is wholly at home never asks."""
-    return max((i for i, layer in enumerate(layers) if not layer.whole), default=-1)
+def _ends(layers: Sequence[ExpertLayer]) -> tuple[int, int]:
+    """Positions of the first and the last layer that are seen here; one that is wholly at home never asks."""
+    asking = [i for i, layer in enumerate(layers) if not layer.whole]
+    return (asking[0], asking[-1]) if asking else (-1, -1)

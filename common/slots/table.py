@@ -23,7 +23,6 @@ class SlotCounts:
         useful: prefetched experts that were chosen before they were thrown out.
         late: prefetched experts that were needed while still in flight.
         cancelled: prefetches taken back before their read began.
-        streamed: missing experts that were executed past the slots (a prompt's); those kept count as loads too.
         stall_s: seconds spent waiting for reads, `late_s` of them for late prefetches (sigma).
         installed: loads that nobody waited for with a token under way (pinned or preloaded), `install_s` in seconds.
     """
@@ -36,7 +35,6 @@ class SlotCounts:
     useful: int = 0
     late: int = 0
     cancelled: int = 0
-    streamed: int = 0
     stall_s: float = 0.0
     late_s: float = 0.0
     installed: int = 0
@@ -149,11 +147,20 @@ class SlotTable:
         self._free.append(self._reserved.pop(expert))
         self._pinning.discard(expert)
 
-    def lose(self, expert: int) -> None:
-        """The reserved slot of `expert` may still be written by a read that never ends: it is never used again."""
-        del self._reserved[expert]
+    def lose(self, expert: int) -> int:
+        """The reserved slot of `expert` may still be written by a read that has not ended: out of use until `regain`.
+
+        Returns the slot.
+        """
+        slot = self._reserved.pop(expert)
         self._pinning.discard(expert)
         self.lost += 1
+        return slot
+
+    def regain(self, slot: int) -> None:
+        """A lost slot is not written any more."""
+        self._free.append(slot)
+        self.lost -= 1
 
     def pin(self, expert: int) -> None:
         """A mapped expert is not evicted any more."""

@@ -3,6 +3,6 @@
 from titan.common.store.calibrate import ReadFigures, calibrate_reads
 from titan.common.store.expert_store import ExpertStore, ReadCounts
 from titan.common.store.files import CacheMode
-from titan.common.store.readers import ReaderPool
+from titan.common.store.readers import READ_DEADLINE_S, ReaderPool
 
-__all__ = ["CacheMode", "ExpertStore", "ReadCounts", "ReadFigures", "ReaderPool", "calibrate_reads"]
+__all__ = ["READ_DEADLINE_S", "CacheMode", "ExpertStore", "ReadCounts", "ReadFigures", "ReaderPool", "calibrate_reads"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import threading
 import time
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +19,18 @@ from titan.common.arrays import DISK_DTYPES, widen
 from titan.common.errors import CheckpointError, ChecksumMismatch, StoreError, TitanError
 from titan.common.log import get_logger
 from titan.common.registry.checkpoint import Checkpoint, open_checkpoint
-from titan.common.registry.layout import ComponentRange
 from titan.common.registry.shape import ComponentSpec
-from titan.common.store.files import CacheMode, ShardFiles
-from titan.common.store.scatter import Segment, read_run, runs_of
+from titan.common.store.copy import Copy
+from titan.common.store.files import CacheMode
+from titan.common.store.readers import current_ticket
+from titan.common.store.scatter import Segment, read_at_once, read_run, runs_of
 
 __all__ = ["ExpertStore", "ReadCounts"]
 
 log = get_logger("store")
 
 Targets = Sequence[np.ndarray]
+Widened = list[tuple[np.ndarray, ComponentSpec, np.ndarray]]  # (raw bits, what they are, where they go)
 VERIFY = ("never", "first", "always")
 
 
@@ -43,6 +44,8 @@ class ReadCounts:
         retries: reads repeated after an error of the device.
         other_copy: experts that came from another copy.
         mismatches: experts whose checksum was wrong.
+        at_once: of the experts those that the page cache had when `read_cached` asked it.
+        cannot_ask: copies whose file system does not answer that: all their experts are read by the pool.
     """
 
     bytes: int = 0
@@ -52,38 +55,8 @@ class ReadCounts:
     retries: int = 0
     other_copy: int = 0
     mismatches: int = 0
-
-
-class _Copy:
-    """One directory with these experts. `usable` is False once it has given wrong bytes."""
-
-    def __init__(self, checkpoint: Checkpoint, mode: CacheMode) -> None:
-        self.checkpoint = checkpoint
-        self.files = ShardFiles(checkpoint.shards, mode)
-        self.usable = True
-        self.verified: set[tuple[int, int]] = set()
-        self._places: dict[tuple[int, int], tuple[tuple[Path, int], ...]] = {}
-
-    def places(self, layer: int, expert: int) -> tuple[tuple[Path, int], ...]:
-        """(file, offset) a component. Raises StoreError when this copy does not hold the expert."""
-        found = self._places.get((layer, expert))
-        if found is None:
-            found = tuple((part.file, part.offset) for part in self.ranges(layer, expert))
-            self._places[layer, expert] = found
-        return found
-
-    def ranges(self, layer: int, expert: int) -> tuple[ComponentRange, ...]:
-        try:
-            return self.checkpoint.ranges(layer, expert)
-        except KeyError as error:
-            raise StoreError(
-                f"expert {expert} of layer {layer} is not in {self.checkpoint.path}, a pack of some experts",
-                "Pack it too, or keep the whole checkpoint beside the pack",
-            ) from error
-
-    def checksum(self, layer: int, expert: int) -> int | None:
-        pack = self.checkpoint.pack
-        return None if pack is None else pack.checksums[layer][expert]
+    at_once: int = 0
+    cannot_ask: int = 0
 
 
 class ExpertStore:
@@ -117,13 +90,15 @@ class ExpertStore:
         self.counts = ReadCounts()
         self._cache = cache
         self._verify = verify
-        self._copies = [_Copy(c, cache) for c in (checkpoint, *copies)]
+        self._copies = [Copy(c, cache) for c in (checkpoint, *copies)]
         self._source_looked_for = checkpoint.pack is None
         self._components = {
             layer.index: tuple(c for matrix in layer.matrices for c in matrix.components)
             for layer in checkpoint.shape.layers
         }
+        self._expert_bytes = {layer.index: layer.expert_bytes for layer in checkpoint.shape.layers}
         self._lock = threading.Lock()
+        self._looking = threading.Lock()
 
     @property
     def fallbacks(self) -> int:
@@ -150,18 +125,30 @@ class ExpertStore:
         """Fill several experts of a layer, neighbours on the disk in one system call. Raises as `read_expert`."""
         start = time.perf_counter()
         try:
-            self._from(self._copies[0], layer, experts, targets)
-        except TitanError as error:
-            if not isinstance(error, (StoreError, CheckpointError)):
-                raise
-            for expert, target in zip(experts, targets, strict=True):
-                self._from_any(layer, expert, target, error)
-        elapsed = time.perf_counter() - start
-        nbytes = len(experts) * sum(c.nbytes for c in self._components[layer])
-        with self._lock:
-            self.counts.bytes += nbytes
-            self.counts.experts += len(experts)
-            self.counts.seconds += elapsed
+            reads = self._from(self._copies[0], layer, experts, targets)
+        except (StoreError, CheckpointError) as error:
+            reads = sum(self._from_any(layer, e, target, error) for e, target in zip(experts, targets, strict=True))
+        self._count(layer, len(experts), reads, start)
+
+    def read_cached(self, layer: int, experts: Sequence[int], targets: Sequence[Targets]) -> list[int]:
+        """Fill what can be had without waiting for a disk: what the page cache has, where the system can be asked that.
+
+        Returns the places in `experts` of the others, for `read_experts` on a thread that may wait; whatever is wrong
+        with them comes to light there.
+
+        Raises:
+            DiskStalled: no copy answers at the moment; also without any `experts`, before room is made for them.
+        """
+        copy = self._copies[0]
+        if copy.stalled and self._source_looked_for and all(c.stalled or not c.usable for c in self._copies):
+            copy.require_healthy()
+        if not copy.at_once or not copy.usable or copy.stalled:
+            return list(range(len(experts)))
+        start = time.perf_counter()
+        rest = [i for i, e in enumerate(experts) if not self._at_once(copy, layer, e, targets[i])]
+        done = len(experts) - len(rest)
+        self._count(layer, done, done, start, at_once=done)
+        return rest
 
     def read_bytes(self, layer: int, expert: int) -> bytearray:
         """One expert's components as they are on disk, one after another (to send to a worker)."""
@@ -181,30 +168,40 @@ class ExpertStore:
         for copy in self._copies:
             copy.files.close()
 
-    def _from_any(self, layer: int, expert: int, targets: Targets, first: TitanError) -> None:
-        """One expert after a failure: again from the first copy, then from the others."""
+    def _count(self, layer: int, experts: int, reads: int, start_s: float, *, at_once: int = 0) -> None:
+        elapsed_s = time.perf_counter() - start_s
+        counts = self.counts
+        with self._lock:
+            counts.bytes += experts * self._expert_bytes[layer]
+            counts.experts += experts
+            counts.reads += reads
+            counts.seconds += elapsed_s
+            counts.at_once += at_once
+
+    def _from_any(self, layer: int, expert: int, targets: Targets, first: TitanError) -> int:
+        """One expert after a failure: again from the first copy, then from the others. Returns the system calls."""
         error = first
         for number, copy in enumerate(self._candidates()):
-            if not copy.usable:
-                continue
+            if _given_up():
+                break
             try:
-                self._from(copy, layer, [expert], [targets])
+                reads = self._from(copy, layer, [expert], [targets])
             except (StoreError, CheckpointError) as failure:
-                error = failure if number == 0 else error
+                error = failure if number == 0 and copy.usable else error
                 continue
             if number:
                 with self._lock:
                     self.counts.other_copy += 1
-            return
+            return reads
         raise error
 
-    def _candidates(self) -> list[_Copy]:
-        with self._lock:
+    def _candidates(self) -> list[Copy]:
+        with self._looking:  # not the lock of the counts: this may wait for a disk
             if not self._source_looked_for:
-                self._source_looked_for = True
                 source = self._source()
                 if source is not None:
-                    self._copies.append(_Copy(source, self._cache))
+                    self._copies.append(Copy(source, self._cache))
+                self._source_looked_for = True
             return list(self._copies)
 
     def _source(self) -> Checkpoint | None:
@@ -217,36 +214,71 @@ class ExpertStore:
             return None
         return source if source.shape == self.checkpoint.shape else None
 
-    def _from(self, copy: _Copy, layer: int, experts: Sequence[int], targets: Sequence[Targets]) -> None:
-        if not copy.usable:
-            raise StoreError(f"{copy.checkpoint.path} has given wrong bytes before", "Check the disk")
-        components = self._components[layer]
-        segments: list[Segment] = []
-        widened: list[tuple[np.ndarray, ComponentSpec, np.ndarray]] = []
-        for expert, target in zip(experts, targets, strict=True):
-            for (path, offset), component, view in zip(copy.places(layer, expert), components, target, strict=True):
-                bits = view
-                if view.nbytes != component.nbytes:
-                    bits = np.empty(component.shape, DISK_DTYPES[component.dtype][0])
-                    widened.append((bits, component, view))
-                segments.append(Segment(path, offset, bits))
-        ordered = segments if len(experts) == 1 else sorted(segments, key=lambda s: (s.path, s.offset))
-        reads = 0
-        for run in runs_of(ordered):
-            reads += self._read(copy, run)
-        with self._lock:
-            self.counts.reads += reads
-        if copy.checkpoint.pack is not None and self._verify != "never":
-            self._check(copy, layer, experts, segments)
-        for bits, component, view in widened:
-            widen(bits, component.dtype, view)
+    def _from(self, copy: Copy, layer: int, experts: Sequence[int], targets: Sequence[Targets]) -> int:
+        """Fill experts from one copy; returns the system calls it took."""
+        copy.require_healthy()
+        ticket = current_ticket()
+        if ticket is not None:
+            copy.reading.add(ticket)
+        try:
+            widened: Widened = []
+            bits = [self._bits(layer, target, widened) for target in targets]
+            segments = [s for expert, b in zip(experts, bits, strict=True) for s in copy.segments(layer, expert, b)]
+            if len(experts) > 1:
+                segments.sort(key=_place)
+            reads = 0
+            for run in runs_of(segments) if len(segments) > 1 else (segments,):
+                if ticket is not None:
+                    ticket.file = run[0].path
+                reads += self._read(copy, run)
+        finally:
+            if ticket is not None:
+                copy.reading.discard(ticket)
+        for expert, b in zip(experts, bits, strict=True):
+            self._check(copy, layer, expert, b)
+        for b, component, view in widened:
+            widen(b, component.dtype, view)
+        return reads
 
-    def _read(self, copy: _Copy, run: list[Segment]) -> int:
+    def _at_once(self, copy: Copy, layer: int, expert: int, target: Targets) -> bool:
+        widened: Widened = []
+        bits = self._bits(layer, target, widened)
+        try:
+            for segment in copy.segments(layer, expert, bits):
+                file = copy.files.opened(segment.path)
+                if file is None or not read_at_once(file.fd, segment):
+                    return False
+            self._check(copy, layer, expert, bits)
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP and copy.at_once:
+                copy.at_once = False
+                self.counts.cannot_ask += 1
+                log.info("this file system cannot be asked what is cached", path=str(copy.checkpoint.path))
+            return False
+        except (StoreError, CheckpointError):
+            return False
+        for b, component, view in widened:
+            widen(b, component.dtype, view)
+        return True
+
+    def _bits(self, layer: int, target: Targets, widened: Widened) -> Targets:
+        """Where the disk's own bytes go: the target, or an array beside it for what is widened afterwards."""
+        if sum([view.nbytes for view in target]) == self._expert_bytes[layer]:
+            return target
+        bits: list[np.ndarray] = []
+        for component, view in zip(self._components[layer], target, strict=True):
+            bits.append(view)
+            if view.nbytes != component.nbytes:
+                bits[-1] = np.empty(component.shape, DISK_DTYPES[component.dtype][0])
+                widened.append((bits[-1], component, view))
+        return bits
+
+    def _read(self, copy: Copy, run: list[Segment]) -> int:
         try:
             return read_run(copy.files, run)
         except OSError as error:
             failure = error
-        if failure.errno == errno.EIO:  # one retry: what a drive could not read at once it may have remapped
+        if failure.errno == errno.EIO and not _given_up():  # a drive may have remapped what it could not read at once
             with self._lock:
                 self.counts.retries += 1
             log.warning("read failed, trying once more", file=str(run[0].path), offset=run[0].offset)
@@ -254,32 +286,28 @@ class ExpertStore:
                 return read_run(copy.files, run)
             except OSError as error:
                 failure = error
-        nbytes = sum(segment.buffer.nbytes for segment in run)
+        nbytes = sum(segment.nbytes for segment in run)
         raise StoreError(
             f"reading {nbytes} bytes at {run[0].offset} of {run[0].path} failed ({failure.strerror})",
             "Check the disk, or put a healthy copy of the checkpoint in its place",
         ) from failure
 
-    def _check(self, copy: _Copy, layer: int, experts: Sequence[int], segments: list[Segment]) -> None:
-        each = len(segments) // len(experts)
-        for number, expert in enumerate(experts):
-            if self._verify == "first" and (layer, expert) in copy.verified:
-                continue
-            crc = 0
-            for segment in segments[number * each : (number + 1) * each]:
-                crc = zlib.crc32(segment.buffer, crc)  # type: ignore[arg-type]  # a contiguous array is a buffer
-            if crc != copy.checksum(layer, expert):
-                copy.usable = False
-                with self._lock:
-                    self.counts.mismatches += 1
-                log.error(
-                    "checksum mismatch: this copy is not used any more",
-                    path=str(copy.checkpoint.path),
-                    layer=layer,
-                    expert=expert,
-                )
-                raise ChecksumMismatch(
-                    f"expert {expert} of layer {layer} in {segments[number * each].path} is not what was packed",
-                    "Check the disk and pack the checkpoint again",
-                )
-            copy.verified.add((layer, expert))
+    def _check(self, copy: Copy, layer: int, expert: int, bits: Targets) -> None:
+        if self._verify == "never":
+            return
+        try:
+            copy.check(layer, expert, bits, always=self._verify == "always")
+        except ChecksumMismatch:
+            with self._lock:
+                self.counts.mismatches += 1
+            raise
+
+
+def _place(segment: Segment) -> tuple[Path, int]:
+    return segment.path, segment.offset
+
+
+def _given_up() -> bool:
+    """Whether nobody waits any more for the job that this thread runs."""
+    ticket = current_ticket()
+    return ticket is not None and ticket.abandoned

@@ -61,6 +61,10 @@ class ShardFiles:
         """Raises StoreError when it cannot be opened, CheckpointChanged when it is another file now."""
         return self._open.get(path) or self._open_once(path)
 
+    def opened(self, path: Path) -> OpenFile | None:
+        """The file if it is open already: opening it may wait for a disk."""
+        return self._open.get(path)
+
     def without_direct(self, file: OpenFile) -> OpenFile:
         """The file again, opened without O_DIRECT because a read with it was refused."""
         with self._lock:

@@ -10,6 +10,7 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,35 +19,39 @@ from titan.common.errors import CheckpointChanged
 from titan.common.platform import drop_cached
 from titan.common.store.files import CacheMode, OpenFile, ShardFiles
 
-__all__ = ["Segment", "read_run", "runs_of"]
+__all__ = ["MAX_RUN_BYTES", "NO_WAIT", "Segment", "read_at_once", "read_run", "runs_of"]
 
 MAX_VECTORS = 1024  # IOV_MAX on Linux and macOS
 MAX_RUN_BYTES = 32 << 20  # what a call reads at most; also the size of a reader's aligned buffer with O_DIRECT
 MAX_GAP_BYTES = 4096  # padding between two experts of a pack is read over
 ALIGNMENT_BYTES = 4096  # of offset, length and memory with O_DIRECT
+NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # of preadv: what the page cache has, or EAGAIN; Linux
 _thread = threading.local()
 
 
 class Segment(NamedTuple):
-    """`buffer.nbytes` bytes at `offset` of `path`."""
+    """`nbytes` bytes at `offset` of `path`, one buffer after another."""
 
-    path: Any
+    path: Path
     offset: int
-    buffer: np.ndarray
+    nbytes: int
+    buffers: Sequence[np.ndarray]
 
 
 def runs_of(segments: Sequence[Segment]) -> list[list[Segment]]:
     """Segments that can be read in one call each: neighbours in one file, at most a page between them."""
     runs: list[list[Segment]] = []
-    path, end = None, 0
+    path, end, vectors = None, 0, 0
     for segment in segments:
         near = segment.path == path and 0 <= segment.offset - end < MAX_GAP_BYTES
-        near = near and segment.offset + segment.buffer.nbytes - runs[-1][0].offset <= MAX_RUN_BYTES
-        if near and len(runs[-1]) < MAX_VECTORS // 2:  # half: gaps take vectors too
+        near = near and segment.offset + segment.nbytes - runs[-1][0].offset <= MAX_RUN_BYTES
+        vectors += 1 + len(segment.buffers)  # a gap takes one too
+        if near and vectors <= MAX_VECTORS:
             runs[-1].append(segment)
         else:
             runs.append([segment])
-        path, end = segment.path, segment.offset + segment.buffer.nbytes
+            vectors = len(segment.buffers)
+        path, end = segment.path, segment.offset + segment.nbytes
     return runs
 
 
@@ -65,29 +70,45 @@ def read_run(files: ShardFiles, run: Sequence[Segment]) -> int:
             if error.errno != errno.EINVAL:
                 raise
             file = files.without_direct(file)
-    calls = _read_vectors(file, run[0].offset, _vectors(run))
+    calls = _read_vectors(file, run)
     if file.mode is not CacheMode.PAGE_CACHE:
         drop_cached(file.fd, run[0].offset, _end(run) - run[0].offset)
     return calls
 
 
+def read_at_once(fd: int, segment: Segment) -> bool:
+    """Fill a segment's buffers from the page cache without waiting for a disk; False when it is not all there.
+
+    Raises:
+        OSError: EOPNOTSUPP when the file system cannot be asked that.
+    """
+    assert NO_WAIT is not None, "not on this system"
+    try:
+        return os.preadv(fd, segment.buffers, segment.offset, NO_WAIT) == segment.nbytes  # type: ignore[arg-type]  # arrays are buffers
+    except BlockingIOError:
+        return False
+
+
 def _end(run: Sequence[Segment]) -> int:
-    return run[-1].offset + run[-1].buffer.nbytes
+    return run[-1].offset + run[-1].nbytes
 
 
-def _vectors(run: Sequence[Segment]) -> list[Any]:
+def _vectors(run: Sequence[Segment]) -> Sequence[Any]:
+    if len(run) == 1:
+        return run[0].buffers
     vectors: list[Any] = []
     end = run[0].offset
     for segment in run:
         if segment.offset > end:
             vectors.append(bytearray(segment.offset - end))
-        vectors.append(segment.buffer)
-        end = segment.offset + segment.buffer.nbytes
+        vectors.extend(segment.buffers)
+        end = segment.offset + segment.nbytes
     return vectors
 
 
-def _read_vectors(file: OpenFile, offset: int, vectors: list[Any]) -> int:
-    wanted = sum(memoryview(v).nbytes for v in vectors)
+def _read_vectors(file: OpenFile, run: Sequence[Segment]) -> int:
+    offset, vectors = run[0].offset, _vectors(run)
+    wanted = _end(run) - offset
     done = os.preadv(file.fd, vectors, offset)
     calls = 1
     if done == wanted:
@@ -127,9 +148,13 @@ def _read_direct(file: OpenFile, run: Sequence[Segment]) -> int:
             done -= done % ALIGNMENT_BYTES  # a short read: go on at a boundary
             if count < ALIGNMENT_BYTES:
                 raise _ends(file, _end(run))
+    view = memoryview(buffer)
     for segment in run:
-        source = np.frombuffer(buffer, segment.buffer.dtype, count=segment.buffer.size, offset=segment.offset - start)
-        np.copyto(segment.buffer, source.reshape(segment.buffer.shape))
+        place = segment.offset - start
+        for target in segment.buffers:
+            end = place + target.nbytes
+            memoryview(target).cast("B")[:] = view[place:end]  # type: ignore[arg-type]  # an array is a buffer
+            place = end
     return calls
 
 

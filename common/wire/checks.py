@@ -14,6 +14,7 @@ import numpy as np
 from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.errors import (
     ClusterError,
+    ExpertLost,
     SessionUnknown,
     WireError,
     WorkerBadReply,
@@ -28,6 +29,7 @@ U32 = np.dtype("<u4")
 F32 = np.dtype("<f4")
 MAX_FAILURE_CHARACTERS = 1000
 _FAILURES: dict[str, type[ClusterError]] = {  # by TitanError.code
+    "expert_lost": ExpertLost,
     "session_unknown": SessionUnknown,
     "worker_draining": WorkerDraining,
     "worker_overloaded": WorkerOverloaded,

@@ -12,6 +12,8 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from titan.coordinator.api.harmony import call_header, speaks_harmony
+
 __all__ = ["call_grammar"]
 
 Function = dict[str, Any]  # name, parameters: OpenAI's
@@ -21,6 +23,8 @@ def call_grammar(tokenizer: TokenizerWrapper, functions: list[Function]) -> str 
     """The grammar of one call of one of `functions`; None where the model's form of calls has none here."""
     parser = tokenizer.tool_parser
     form = "" if parser is None else parser.__module__.rpartition(".")[2]
+    if speaks_harmony(tokenizer):
+        form = "harmony"
     make = _FORMS.get(form)
     return None if make is None else _Grammar(tokenizer).of([make(tokenizer, function) for function in functions])
 
@@ -126,6 +130,10 @@ def _kimi(_tokenizer: TokenizerWrapper, function: Function) -> list[Part]:
     return [f"{begin}<|tool_call_argument_begin|>", _object(function), end]
 
 
+def _harmony(_tokenizer: TokenizerWrapper, function: Function) -> list[Part]:
+    return [call_header(function["name"]), _object(function)]
+
+
 def _qwen_coder(_tokenizer: TokenizerWrapper, function: Function) -> list[Part]:
     begin, end = f"<tool_call>\n<function={function['name']}>\n", "</function>\n</tool_call>"
     return [begin, *_arguments(function, "<parameter={}>\n", "\n</parameter>", "\n"), end]
@@ -176,6 +184,7 @@ _FORMS: dict[str, Callable[[TokenizerWrapper, Function], list[Part]]] = {
     "kimi_k2": _kimi,
     "qwen3_coder": _qwen_coder,
     "glm47": _glm,
+    "harmony": _harmony,
     "longcat": _as_json,
     "minimax_m2": _minimax,
 }

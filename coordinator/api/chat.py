@@ -47,6 +47,7 @@ def chat_router(service: Service) -> APIRouter:
 
 
 def _turn(body: ChatRequest) -> Turn:
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     return Turn(
         messages=body.messages,
         sampling=body.sampling,
@@ -57,7 +58,7 @@ def _turn(body: ChatRequest) -> Turn:
         choice=body.tool_choice,
         form=body.response_format,
         choices=body.n or 1,
-        template_values=body.chat_template_kwargs or {},
+        template_values={**(body.chat_template_kwargs or {}), **effort},
     )
 
 

@@ -52,6 +52,9 @@ def _message(value: Any, where: str) -> Message:
         message["tool_call_id"] = value["tool_call_id"]
         if isinstance(value.get("name"), str):
             message["name"] = value["name"]
+    thought = value.get("reasoning_content") or value.get("reasoning")
+    if calls and isinstance(thought, str) and not value.get("content"):
+        message["thinking"] = thought  # gpt-oss' template shows the model why it made the calls that are answered now
     if value.get("content") is None and calls:
         message["content"] = ""
     elif "content" not in value:

@@ -1,7 +1,7 @@
 """Tells an answer's parts apart as its text arrives: reasoning, what is said, calls of tools. Knows no HTTP.
 
-mlx-lm's state machine finds the marks and its parsers read the calls. A call that cannot be read comes out as the text
-that it is, with a warning.
+mlx-lm's state machine finds the marks and its parsers read the calls; `harmony` does both for gpt-oss. A call that
+cannot be read comes out as the text that it is, with a warning.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from mlx_lm.generate import make_text_state_machine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from titan.common.log import get_logger
+from titan.coordinator.api.harmony import HarmonyState, call_header, speaks_harmony, tail_text
 from titan.coordinator.api.tools import Tools
 
-__all__ = ["Part", "Reader", "Reasoning", "Said", "ToolCall"]
+__all__ = ["HarmonyReader", "Part", "Reader", "Reasoning", "Said", "ToolCall", "reader_for"]
 
 log = get_logger("coordinator.api")
 
@@ -43,6 +44,11 @@ class ToolCall:
 
 
 Part = Said | Reasoning | ToolCall
+
+
+def reader_for(tokenizer: TokenizerWrapper, tools: Tools, prompt: Sequence[int], request_id: str) -> Reader:
+    """A reader of one answer in the form that the tokenizer's model writes. Arguments: as `Reader`."""
+    return (HarmonyReader if speaks_harmony(tokenizer) else Reader)(tokenizer, tools, prompt, request_id)
 
 
 class Reader:
@@ -91,13 +97,8 @@ class Reader:
             self._call_text = (self._call_text or "") + piece
             return
         self._leave(state, parts)
-        if not piece:
-            return
-        kind = Reasoning if state == "reasoning" else Said
-        if parts and type(parts[-1]) is kind:
-            parts[-1] = kind(parts[-1].text + piece)  # type: ignore[union-attr]
-        else:
-            parts.append(kind(piece))
+        if piece:
+            _add(parts, (Reasoning if state == "reasoning" else Said)(piece))
 
     def _leave(self, state: str, parts: list[Part], *, closed: bool = True) -> None:
         """If a call has ended, read it."""
@@ -117,16 +118,70 @@ class Reader:
         try:
             found = parser(text, list(self._tools)) if parser is not None else []
             calls = [_call(call) for call in (found if isinstance(found, list) else [found])]
-            known = {tool["function"]["name"] for tool in self._tools}
-            unknown = [call.name for call in calls if call.name not in known]
-            if unknown:
-                raise ValueError(f"there is no tool {unknown[0]!r}")
+            self._check_known(calls)
             return calls
         except Exception as error:  # a parser meets whatever a model writes
-            warning = f"a tool call could not be read and is part of the text ({type(error).__name__}: {error})"
-            log.warning(warning[:500], exc_info=True, request=self._request_id)
-            self.warnings.append(warning[:500])
+            log.warning(self._warning(error), exc_info=True, request=self._request_id)
             return []
+
+    def _check_known(self, calls: Sequence[ToolCall]) -> None:
+        known = {tool["function"]["name"] for tool in self._tools}
+        unknown = [call.name for call in calls if call.name not in known]
+        if unknown:
+            raise ValueError(f"there is no tool {unknown[0]!r}")
+
+    def _warning(self, error: Exception) -> str:
+        """Note for the client that a call could not be read."""
+        warning = f"a tool call could not be read and is part of the text ({type(error).__name__}: {error})"[:500]
+        self.warnings.append(warning)
+        return warning
+
+
+class HarmonyReader(Reader):
+    """One answer in gpt-oss' channels: analysis is reasoning, what is addressed to a function is a call."""
+
+    def __init__(self, tokenizer: TokenizerWrapper, tools: Tools, prompt: Sequence[int], request_id: str) -> None:
+        super().__init__(tokenizer, tools, prompt, request_id)
+        self._channels = HarmonyState(tail_text(tokenizer, prompt))
+        self._arguments = ""
+
+    def push(self, text: str) -> list[Part]:
+        return self._parts(self._channels.split(text))
+
+    def finish(self) -> list[Part]:
+        return self._parts(self._channels.finish())
+
+    def _parts(self, pieces: list[tuple[str, str, str]]) -> list[Part]:
+        parts: list[Part] = []
+        for kind, name, text in pieces:
+            if kind == "call":
+                self._arguments += text
+            elif kind == "called":
+                self._end_call(name, parts)
+            else:
+                _add(parts, (Reasoning if kind == "reasoning" else Said)(text))
+        return parts
+
+    def _end_call(self, name: str, parts: list[Part]) -> None:
+        arguments, self._arguments = self._arguments, ""
+        try:
+            made = _call({"name": name, "arguments": arguments or "{}"})
+            self._check_known([made])
+        except ValueError as error:
+            log.warning(self._warning(error), request=self._request_id)
+            _add(parts, Said(f"{call_header(name)}{arguments}"))
+            return
+        parts.append(made)
+        self.calls += 1
+
+
+def _add(parts: list[Part], part: Said | Reasoning) -> None:
+    """Append text, to the last part if it is of the same kind."""
+    last = parts[-1] if parts else None
+    if isinstance(last, Said | Reasoning) and type(last) is type(part):
+        parts[-1] = type(part)(last.text + part.text)
+    else:
+        parts.append(part)
 
 
 def _call(value: Any) -> ToolCall:

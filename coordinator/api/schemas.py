@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
@@ -147,6 +147,7 @@ class ChatRequest(CommonFields):
         AnswerForm, PlainValidator(read_response_format, json_schema_input_type=Object | None)
     ] = AnswerForm()
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
+    reasoning_effort: Literal["minimal", "low", "medium", "high"] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

@@ -9,8 +9,9 @@ from typing import Any
 
 from titan.common.errors import InvalidRequest
 from titan.coordinator.api.forms import AnswerForm
+from titan.coordinator.api.harmony import FINAL, speaks_harmony
 from titan.coordinator.api.messages import Message
-from titan.coordinator.api.reading import Reader
+from titan.coordinator.api.reading import Reader, reader_for
 from titan.coordinator.api.service import Service
 from titan.coordinator.api.tools import ToolChoice, Tools, forced_call
 from titan.coordinator.generation import GenerationRequest, Handle, Sampling, ServedModel, fit_max_tokens
@@ -59,9 +60,16 @@ async def turn_prompt(service: Service, served: ServedModel, turn: Turn) -> tupl
     """Token ids of the conversation, tools included."""
     tools = _usable_tools(served, turn)
     values = dict(turn.template_values)
+    if "reasoning_effort" in values and "reasoning_effort" not in str(served.tokenizer.chat_template):
+        raise InvalidRequest(
+            f"the chat template of {served.name} knows no reasoning_effort", "leave it out", param="reasoning_effort"
+        )
     if _forced(turn, tools) or turn.form.grammar is not None:
         values.setdefault("enable_thinking", False)  # the grammar has no room for reasoning
-    return await service.chat_prompt(served, turn.messages, tools=tools, values=values, param=turn.messages_param)
+    prompt = await service.chat_prompt(served, turn.messages, tools=tools, values=values, param=turn.messages_param)
+    if turn.form.grammar is not None and speaks_harmony(served.tokenizer):
+        prompt += tuple(served.tokenizer.encode(FINAL, add_special_tokens=False))
+    return prompt
 
 
 async def begin(service: Service, served: ServedModel, turn: Turn, request_id: str) -> Begun:
@@ -99,7 +107,7 @@ async def begin(service: Service, served: ServedModel, turn: Turn, request_id: s
         grammar=grammar,
         request_id=request_id,
     )
-    readers = [Reader(served.tokenizer, tools, prompt, request_id) for _ in range(turn.choices)]
+    readers = [reader_for(served.tokenizer, tools, prompt, request_id) for _ in range(turn.choices)]
     handles = service.engine.submit_all([nth_choice(request, i) for i in range(turn.choices)])
     return Begun(handles, readers, len(prompt))
 
@@ -126,7 +134,7 @@ def nth_choice(request: GenerationRequest, index: int) -> GenerationRequest:
 
 def _usable_tools(served: ServedModel, turn: Turn) -> Tools:
     tools = () if turn.choice.kind == "none" else turn.tools
-    if tools and not served.tokenizer.has_tool_calling:
+    if tools and not (served.tokenizer.has_tool_calling or speaks_harmony(served.tokenizer)):
         raise InvalidRequest(f"the model {served.name} cannot call tools", "leave tools out", param="tools")
     if turn.choice.kind == "required" and not tools:
         raise InvalidRequest("tool_choice asks for a tool and there are none", "send tools", param="tool_choice")

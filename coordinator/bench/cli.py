@@ -94,7 +94,11 @@ def predict_command(
     repeats: Annotated[int, typer.Option(min=1, max=100, help="Runs of each plan.")] = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Steps that the cost model predicts for several plans, beside steps that are decoded, with an injected delay."""
+    """Steps that the cost model predicts for several plans, beside steps that are decoded, with an injected delay.
+
+    "At start" is predicted before any text is seen, "predicted" after other text was; "reads" are experts from disk in
+    a step, predicted and counted.
+    """
     from titan.coordinator.bench.predict import bench_predict  # loads MLX
 
     parts = [part.strip() for part in delays.split(",")]
@@ -106,16 +110,18 @@ def predict_command(
         typer.echo(json.dumps([asdict(prediction) for prediction in found]))
         return
     table = Table(title=f"{model}: two workers on this machine, {tokens} tokens, {repeats} runs, medians")
-    for column in ("delay", "plan", "predicted", "measured", "error", "remote"):
+    for column in ("delay", "plan", "at start", "predicted", "measured", "error", "remote", "reads"):
         table.add_column(column, justify="left" if column == "plan" else "right")
     for p in found:
         table.add_row(
             f"{p.delay_us} µs",
             p.plan,
+            f"{p.at_start_ms:.2f} ms",
             f"{p.predicted_ms:.2f} ms",
             f"{p.measured_ms:.2f} ms",
             f"{p.error:+.0%}",
             f"{p.executed_remote:.0%}",
+            f"{p.predicted_reads:.1f} / {p.measured_reads:.1f}",
         )
     Console().print(table)
 

@@ -1,7 +1,8 @@
 """Predicted against measured: the step the cost model promises for several plans, beside the step that is decoded.
 
 A loopback cluster of two workers, with a delay injected between them and the coordinator. Figures are measured first,
-over the delayed link, as a start of the coordinator does it; then each plan is installed and decoded with.
+over the delayed link, as a start of the coordinator does it. Then other text is decoded, from which the coordinator
+learns how rows resemble the rows before, as it does while serving; then each plan is installed and decoded with.
 """
 
 from __future__ import annotations
@@ -24,24 +25,30 @@ from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.demo.cluster import LoopbackCluster
 from titan.coordinator.generation.model import LoadedModel
 from titan.coordinator.moving import begin_move, finish_move, move_layer
-from titan.coordinator.planning import expected_step_s
+from titan.coordinator.planning import expected_reads, expected_step_s
 from titan.placement import Plan, Problem, solve
+from titan.placement.drift import RoutingDrift
 
 PROXY_HOST = "127.0.0.2"
 PROMPT = [43, 459, 961, 344, 296, 411, 270, 857]
+OTHER_PROMPTS = ([327, 326, 411, 43], [857, 296, 961], [459, 270, 344, 326, 43], [102, 517, 296, 33])
+SERVED_TOKENS = 192
 STOP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One plan at one delay; error = predicted ÷ measured - 1."""
+    """One plan at one delay; error = predicted ÷ measured - 1. `at_start_ms` is what is predicted before any text."""
 
     delay_us: int
     plan: str
+    at_start_ms: float
     predicted_ms: float
     measured_ms: float
     error: float
     executed_remote: float
+    predicted_reads: float
+    measured_reads: float
 
 
 def bench_predict(
@@ -55,13 +62,20 @@ def bench_predict(
             cluster = Cluster(hosts, loopback.checkpoint, loopback.credentials, options, report)
             try:
                 loaded = cluster.load()
-                problem = cluster.problem(cluster.figures)
+                problem = cluster.planner.problem(cluster.figures)
+                _serve(loaded)
                 for name, plan in _plans(cluster, problem):
                     report(f"{delay_us} µs: {name}")
                     found.append(_measure(cluster, loaded, problem, plan, name, delay_us, tokens, repeats))
             finally:
                 cluster.close()
     return found
+
+
+def _serve(loaded: LoadedModel) -> None:
+    """Text that is not measured, for the coordinator to learn from."""
+    for prompt in OTHER_PROMPTS:
+        greedy_tokens(loaded, prompt, SERVED_TOKENS)
 
 
 def _plans(cluster: Cluster, problem: Problem) -> Iterator[tuple[str, Plan]]:
@@ -91,23 +105,41 @@ def _measure(
         cluster.dispatcher.costs = None  # whoever the plan names executes, also where reading would be cheaper
         assert cluster.figures is not None
         problem = replace(problem, sync_s=cluster.figures.home.sync_s)  # and nothing is chosen
-    cluster.wait_for_workers()
+    start_s = expected_step_s(problem, plan)
+    assert cluster.dispatcher.routing is not None
+    shape = cluster.checkpoint.shape
+    told = RoutingDrift(len(shape.layers), shape.num_experts, shape.top_k, None)
+    told.look(*cluster.dispatcher.routing.total())
+    problem = replace(problem, frequencies=told.seen(), reuse=cluster.reuse)
+    cluster.workers.wait()
     greedy_tokens(loaded, PROMPT, tokens)
     executed = cluster.dispatcher.executed
+    reads = 0
     before, everything = sum(executed.remote.values()), _pairs(cluster)
     seconds = []
     for _ in range(repeats):
         mx.synchronize()
-        start = time.perf_counter()
+        read, start = executed.ssd, time.perf_counter()
         greedy_tokens(loaded, PROMPT, 1)
-        prefill_s = time.perf_counter() - start
-        start = time.perf_counter()
+        prefill_s, prefill_reads = time.perf_counter() - start, executed.ssd - read
+        read, start = executed.ssd, time.perf_counter()
         greedy_tokens(loaded, PROMPT, tokens + 1)
         seconds.append((time.perf_counter() - start - prefill_s) / tokens)
+        reads += executed.ssd - read - prefill_reads
     measured_s = statistics.median(seconds)
     predicted_s = expected_step_s(problem, plan)
     share = (sum(executed.remote.values()) - before) / max(1, _pairs(cluster) - everything)
-    return Prediction(delay_us, name, predicted_s * 1e3, measured_s * 1e3, predicted_s / measured_s - 1, share)
+    return Prediction(
+        delay_us,
+        name,
+        start_s * 1e3,
+        predicted_s * 1e3,
+        measured_s * 1e3,
+        predicted_s / measured_s - 1,
+        share,
+        expected_reads(problem, plan),
+        reads / (repeats * tokens),
+    )
 
 
 def _pairs(cluster: Cluster) -> int:

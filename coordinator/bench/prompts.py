@@ -1,4 +1,4 @@
-"""A prompt's MoE layers with too few slots: group by group through the slots against section by section past them.
+"""A prompt's MoE layers with too few slots, beside the time that nobody can beat: its compute or its reads alone.
 
 The layers alone, one after the other, each fed what the one before gave; router's choices drawn at random. Neither
 attention nor a server.
@@ -8,54 +8,71 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
+from titan.common.arrays import compute_dtype
 from titan.common.experts import ExpertLayer
 from titan.common.registry import Checkpoint
 from titan.common.registry.shape import LayerSpec
 from titan.common.slots.buffers import LayerBuffers
-from titan.common.store import CacheMode, ExpertStore, ReaderPool
-from titan.common.stream import LayerStream
+from titan.common.store import CacheMode, ReaderPool
+from titan.coordinator.bench.slow_store import SlowStore
 
 __all__ = ["PromptFigures", "bench_prompts"]
 
+FLOATS = ("F32", "F16", "BF16")
 READERS = 4  # as a coordinator has
-REPEATS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFigures:
-    """A layer: the median time, and the mean of what its thread waited for reads while little or nothing was computed.
+    """Medians a layer over the repeats, and `over_bound`, the median of layer / max(compute, reads) of each repeat.
 
-    `section` is 0 where the slots were used; `buffer_mbytes` is what the sections take.
+    Args:
+        compute_ms: with every expert in a slot.
+        reads_ms: reading as many experts as this way had to, nothing computed.
+        stall_ms: mean; the layer's thread waited for reads.
+        loads: mean experts read a layer.
     """
 
     slots: int
-    section: int
     rows: int
     cache: CacheMode
-    packed: bool
+    read_delay_ms: float
     layer_ms: float
+    compute_ms: float
+    reads_ms: float
+    over_bound: float
     stall_ms: float
-    buffer_mbytes: float
+    loads: float
     identical: bool
 
 
 def bench_prompts(
-    checkpoint: Checkpoint, slots: int, rows: int, layers: int, dtype: str, *, cache: CacheMode, section: int = 0
-) -> Iterator[PromptFigures]:
-    """Two ways to read the same prompt, by turns: through `slots` slots a layer, and past them.
+    checkpoint: Checkpoint,
+    slots: int,
+    rows: int,
+    layers: int,
+    *,
+    cache: CacheMode,
+    read_delay_s: float = 0.0,
+    repeats: int = 4,
+    on_repeat: Callable[[int], None] = lambda _done: None,
+) -> PromptFigures:
+    """The same prompt in turns: with every expert in a slot, through `slots` slots, and its reads alone.
 
     Args:
-        section: experts a section; 0 takes the whole layer.
+        layers: of the model, that many at most.
+        read_delay_s: that an expert's read takes longer than the disk needs.
     """
     shape = checkpoint.shape
+    dtype = compute_dtype({t.dtype for t in checkpoint.non_expert_tensors if t.dtype in FLOATS})
     specs = [spec for spec in shape.layers if spec.matrices == shape.layers[0].matrices][:layers]
-    store = ExpertStore(checkpoint, cache=cache, verify="never")
+    store = SlowStore(checkpoint, cache, read_delay_s)
     pool = ReaderPool(READERS)
     random = np.random.default_rng(0)
     choices = [
@@ -63,77 +80,95 @@ def bench_prompts(
         for _ in specs
     ]
     start = mx.array(random.standard_normal((rows, shape.hidden_size), dtype=np.float32))
-    ways = [_Way(checkpoint, specs, slots, width, dtype, store, pool) for width in (0, section or shape.num_experts)]
-    results = [[way.run(start, choices) for way in ways] for _ in range(REPEATS + 1)][1:]
-    first = results[0][0]
-    for way, found in zip(ways, zip(*results, strict=True), strict=True):
-        yield PromptFigures(
-            slots=slots,
-            section=way.width,
-            rows=rows,
-            cache=cache,
-            packed=checkpoint.pack is not None,
-            layer_ms=1e3 * statistics.median(s for run in found for s in run.layer_s),
-            stall_ms=1e3 * statistics.mean(run.stall_s for run in found) / len(specs),
-            buffer_mbytes=0.0 if way.stream is None else way.stream.nbytes / 1e6,
-            identical=all(np.array_equal(run.y, first.y) for run in found),
-        )
-        if way.stream is not None:
-            way.stream.close()
+    resident = _Layers(specs, shape.num_experts, dtype, store, pool)
+    resident.fill()
+    few = _Layers(specs, slots, dtype, store, pool)
+    expected = resident.run(start, choices).y
+    identical = np.array_equal(few.run(start, choices).y, expected)  # fills the slots
+    turns: list[tuple[float, _Run, float]] = []
+    for repeat in range(repeats):
+        on_repeat(repeat)
+        compute_s = resident.run(start, choices).layer_s
+        run = few.run(start, choices)
+        turns.append((compute_s, run, resident.read_again(round(run.loads))))
+        identical = identical and np.array_equal(run.y, expected)
     pool.close()
     store.close()
+    return PromptFigures(
+        slots=slots,
+        rows=rows,
+        cache=cache,
+        read_delay_ms=1e3 * read_delay_s,
+        layer_ms=1e3 * statistics.median(run.layer_s for _, run, _ in turns),
+        compute_ms=1e3 * statistics.median(compute_s for compute_s, _, _ in turns),
+        reads_ms=1e3 * statistics.median(reads_s for _, _, reads_s in turns),
+        over_bound=statistics.median(run.layer_s / max(compute_s, reads_s) for compute_s, run, reads_s in turns),
+        stall_ms=1e3 * statistics.mean(run.stall_s for _, run, _ in turns),
+        loads=statistics.mean(run.loads for _, run, _ in turns),
+        identical=identical,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    layer_s: list[float]
+    """Means a layer."""
+
+    layer_s: float
     stall_s: float
+    loads: float
     y: np.ndarray
 
 
-class _Way:
-    """The layers with their slots; `width` experts a section, 0 for none."""
+class _Layers:
+    """All with so many slots."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        specs: Sequence[LayerSpec],
-        slots: int,
-        width: int,
-        dtype: str,
-        store: ExpertStore,
-        pool: ReaderPool,
-    ) -> None:
-        experts = range(checkpoint.shape.num_experts)
-        self.width = width
-        self.stream: LayerStream | None = None
+    def __init__(self, specs: Sequence[LayerSpec], slots: int, dtype: str, store: SlowStore, pool: ReaderPool) -> None:
+        self._store, self._pool = store, pool
         self._layers = {
             spec.index: ExpertLayer(
-                LayerBuffers(spec, slots, dtype), store.read_expert, None, pool, fill_many=store.read_experts
+                LayerBuffers(spec, slots, dtype),
+                store.read_expert,
+                None,
+                pool,
+                fill_many=store.read_experts,
+                fill_cached=store.read_cached,
             )
             for spec in specs
         }
-        if width:
-            self.stream = LayerStream(
-                (LayerBuffers(specs[0], width, dtype), LayerBuffers(specs[0], width, dtype)),
-                store.read_experts,
-                pool,
-                list(self._layers),
-                lambda index: [e for e in experts if e not in self._layers[index].table.slots],
-            )
-            self.stream.rates.scattered_s = float("inf")  # whatever it costs: that is what is measured
+
+    def fill(self) -> None:
+        """Every expert into a slot."""
         for layer in self._layers.values():
-            layer.stream = self.stream
+            layer.pin(range(layer.table.capacity))
 
     def run(self, x: mx.array, choices: Sequence[np.ndarray]) -> _Run:
         """x: [N, D] through all layers, choices: [N, K] each."""
-        before = sum(layer.table.counts.stall_s for layer in self._layers.values())
-        took = []
+        stall_s, experts = self._stall_s(), self._store.counts.experts
+        begun = time.perf_counter()
         for layer, chosen in zip(self._layers.values(), choices, strict=True):
-            begun = time.perf_counter()
             y = layer.run_rows(x, chosen).mean(axis=1)
             x = y * mx.rsqrt(mx.mean(y * y, axis=-1, keepdims=True) + 1e-6)
             mx.eval(x)
-            took.append(time.perf_counter() - begun)
-        stall = sum(layer.table.counts.stall_s for layer in self._layers.values())
-        return _Run(took, stall - before, np.array(x))
+        took_s = time.perf_counter() - begun
+        count = len(self._layers)
+        return _Run(
+            took_s / count,
+            (self._stall_s() - stall_s) / count,
+            (self._store.counts.experts - experts) / count,
+            np.array(x),
+        )
+
+    def read_again(self, experts: int) -> float:
+        """Seconds a layer to read so many experts into their own slots, layer after layer."""
+        begun = time.perf_counter()
+        jobs = []
+        for index, layer in self._layers.items():
+            for expert in range(experts):
+                target = layer.buffers.targets(layer.table.slots[expert])
+                jobs.append(lambda i=index, e=expert, t=target: self._store.read_expert(i, e, t))
+        if jobs:
+            self._pool.run_all(jobs)
+        return (time.perf_counter() - begun) / len(self._layers)
+
+    def _stall_s(self) -> float:
+        return sum(layer.table.counts.stall_s for layer in self._layers.values())

@@ -92,7 +92,7 @@ class Calibration:
                     link.prefer(kept.workers[link.name].address)
             return kept
         started = time.monotonic()
-        scratch = scratch_layer(self._checkpoint, self._store, self._dtype)
+        scratch = scratch_layer(self._checkpoint, self._store, self._readers, self._dtype)
         steps = DecodeSteps(self._model, {spec.index: scratch for spec in shape.layers})
         local = measure_local(self._checkpoint, self._store, self._readers, steps, scratch, self._dtype, self._report)
         home = home_figures(local, shape.top_k)
@@ -114,7 +114,8 @@ class Calibration:
         shape, spec = self._checkpoint.shape, self._spec
         if (link.memory_budget_bytes or 0) < shape.top_k * slot_bytes(spec, self._dtype):
             return
-        empty = ExpertLayer(LayerBuffers(spec, shape.top_k, self._dtype), self._store.read_expert)
+        buffers = LayerBuffers(spec, shape.top_k, self._dtype)
+        empty = ExpertLayer(buffers, self._store.read_expert, None, self._readers)
         experts = tuple(sorted((place * shape.top_k + i) % shape.num_experts for i in range(shape.top_k)))
         link.assign({spec.index: experts})
         measured: list[WorkerFigures] = []
@@ -159,7 +160,8 @@ class Calibration:
         asked = {link.name: found.experts[link.name][:share] for link in links}
         away = {e for experts in asked.values() for e in experts}
         here = [e for e in scratch.table.slots if e not in away][:share]
-        table = ExpertLayer(LayerBuffers(spec, max(1, len(here)), self._dtype), self._store.read_expert)
+        buffers = LayerBuffers(spec, max(1, len(here)), self._dtype)
+        table = ExpertLayer(buffers, self._store.read_expert, None, self._readers)
         table.pin(here)
         self._report("calibrating: all together")
         everyone = [*here, *sorted(away)]

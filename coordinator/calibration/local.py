@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -17,12 +17,12 @@ import numpy as np
 
 from titan.common.arrays import COMPUTE_DTYPES
 from titan.common.execution import SORT_AT_PAIRS, apply_rows
-from titan.common.experts import PARALLEL_READ_BYTES, ExpertLayer
+from titan.common.experts import ExpertLayer
 from titan.common.package_power import package_power_w
-from titan.common.platform import every_core
 from titan.common.registry import Checkpoint
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import ExpertStore, ReaderPool
+from titan.common.store.layer_reads import LayerReads
 from titan.coordinator.calibration.steps import DecodeSteps
 from titan.coordinator.calibration.timing import Measured, measure, quiet_rounds
 from titan.coordinator.moe.dispatch import Dispatcher
@@ -93,7 +93,7 @@ def measure_local(
         {"without": lambda: steps.step(None), "asked": lambda: look(ask=True), "answered": lambda: look(ask=False)}
     )
     report("calibrating: disk")
-    cached, cold, helping = _reads(checkpoint, store, scratch)
+    cached, cold, helping = _reads(checkpoint, store, readers, scratch)
     missing = _missing(checkpoint, store, readers, dtype)
     return LocalFigures(
         without=seen["without"],
@@ -170,11 +170,13 @@ def _missing(checkpoint: Checkpoint, store: ExpertStore, readers: ReaderPool, dt
     if second.stop > shape.num_experts:
         return None
     buffers = LayerBuffers(spec, shape.top_k, dtype)
-    table = ExpertLayer(buffers, store.read_expert, readers=readers, fill_many=store.read_experts)
+    table = ExpertLayer(
+        buffers, store.read_expert, None, readers, fill_many=store.read_experts, fill_cached=store.read_cached
+    )
     return Missing(Dispatcher({spec.index: table}, [], shape.hidden_size, dtype), spec.index, stay, (first, second))
 
 
-def scratch_layer(checkpoint: Checkpoint, store: ExpertStore, dtype: str) -> ExpertLayer:
+def scratch_layer(checkpoint: Checkpoint, store: ExpertStore, readers: ReaderPool, dtype: str) -> ExpertLayer:
     """A table of the first MoE layer with as many of its experts as SCRATCH_BYTES hold, at least top-k.
 
     It is never taken for whole: every layer that uses it asks.
@@ -183,7 +185,7 @@ def scratch_layer(checkpoint: Checkpoint, store: ExpertStore, dtype: str) -> Exp
     spec = shape.layers[0]
     one = LayerBuffers(spec, 1, dtype).nbytes
     slots = max(shape.top_k, min(shape.num_experts, SCRATCH_BYTES // one))
-    layer = ExpertLayer(LayerBuffers(spec, slots, dtype), store.read_expert)
+    layer = ExpertLayer(LayerBuffers(spec, slots, dtype), store.read_expert, None, readers)
     layer.pin(range(slots))
     layer.whole = False
     return layer
@@ -215,29 +217,37 @@ def _experts(scratch: ExpertLayer, top_k: int, hidden: int, dtype: str) -> list[
     return found
 
 
-def _reads(checkpoint: Checkpoint, store: ExpertStore, scratch: ExpertLayer) -> tuple[Measured, Measured, int]:
+def _reads(
+    checkpoint: Checkpoint, store: ExpertStore, readers: ReaderPool, scratch: ExpertLayer
+) -> tuple[Measured, Measured, int]:
     """Seconds an expert out of the page cache and cold, and how many readers still help."""
     shape = checkpoint.shape
     layer = shape.layers[0].index
+    reads = LayerReads(shape.layers[0], store.read_expert, store.read_experts, store.read_cached, readers)
     slots = min(scratch.buffers.capacity, READ_EXPERTS, shape.num_experts)
     targets = [scratch.buffers.targets(slot) for slot in range(slots)]
 
     def read(expert: int, cold: bool) -> None:
         if cold:
             _evict(checkpoint, layer, expert)
-        store.read_expert(layer, expert, targets[expert])
+        reads.read([expert], [targets[expert]], lambda _ended, _experts: None)
 
     for expert in range(slots):
         read(expert, cold=False)
+
+    def cold_read(expert: int) -> None:
+        _evict(checkpoint, layer, expert)
+        store.read_expert(layer, expert, targets[expert])
+
     turn = iter(range(1 << 30))
     cached = measure(lambda: read(next(turn) % slots, cold=False))
     cold = measure(lambda: read(next(turn) % slots, cold=True), samples=9)
     best, best_s = 1, float("inf")
-    if shape.layers[0].expert_bytes < PARALLEL_READ_BYTES:
-        return cached, cold, best  # decoding reads such small ones one after another
     for width in READERS:
-        with every_core(), ThreadPoolExecutor(width) as pool:
-            took = measure(lambda pool=pool: list(pool.map(lambda e: read(e, cold=True), range(slots))), samples=9)
+        pool = ReaderPool(width)
+        jobs = [partial(cold_read, expert) for expert in range(slots)]
+        took = measure(lambda pool=pool, jobs=jobs: pool.run_all(jobs), samples=9)
+        pool.close()
         if took.median_s < READER_HELPS * best_s:
             best, best_s = width, took.median_s
     return cached, cold, best

@@ -31,6 +31,8 @@ class LoopbackCluster:
         worker_bytes: memory of each for experts; None divides all experts with some room to spare.
         home_bytes: the coordinator's; None is top-k slots in every layer and a quarter of the layers whole.
         own_copies: workers read the checkpoint themselves instead of being sent their experts.
+        kept: instead, they keep so much of what they are sent on their disks ("1GiB"), and serve it from there.
+        reads: cache mode of the workers' reads.
         settings: further keys of hosts.yaml.
         program: what runs instead of titan-worker, with the same options.
     """
@@ -43,6 +45,8 @@ class LoopbackCluster:
         worker_bytes: int | None = None,
         home_bytes: int | None = None,
         own_copies: bool = False,
+        kept: str | None = None,
+        reads: str = "page-cache",
         settings: dict[str, Any] | None = None,
         program: tuple[str, ...] = PROGRAM,
     ) -> None:
@@ -51,7 +55,7 @@ class LoopbackCluster:
         self.folder = Path()
         self.hosts = HostsConfig(model=model)
         self._names = names
-        self._own_copies = own_copies
+        self._own_copies, self._kept, self._reads = own_copies, kept, reads
         self._settings = settings or {}
         self._program = program
         self._stack = ExitStack()
@@ -67,6 +71,10 @@ class LoopbackCluster:
     @property
     def certs(self) -> Path:
         return self.folder / "certs"
+
+    def kept_by(self, name: str) -> Path:
+        """Folder in which a worker keeps what it was sent."""
+        return self.folder / f"kept-{name}"
 
     @property
     def credentials(self) -> Credentials:
@@ -119,7 +127,10 @@ class LoopbackCluster:
 
     def _process(self, name: str, port: int = 0) -> WorkerProcess:
         model = self.checkpoint.path if self._own_copies else None
-        return WorkerProcess(name, self.certs, self.worker_bytes, model, port, self._program)
+        arguments = ("--reads", self._reads) if self._reads != "page-cache" else ()
+        if self._kept is not None:
+            arguments += ("--cache", str(self.kept_by(name)), "--cache-size", self._kept)
+        return WorkerProcess(name, self.certs, self.worker_bytes, model, port, self._program, arguments)
 
     def _layer_bytes(self) -> list[int]:
         """Bytes of one expert in memory, per MoE layer."""

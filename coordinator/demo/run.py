@@ -108,7 +108,7 @@ async def run_demo(
             WorkerReport(
                 name=worker.name,
                 address=worker.address,
-                state=next(s.state for s in cluster.worker_status() if s.name == worker.name),
+                state=next(s.state for s in cluster.workers.status() if s.name == worker.name),
                 experts=sum(len(row) for row in plan.held_by(position)),
                 executed=executed.remote.get(worker.name, 0),
                 killed=worker.name == killed,

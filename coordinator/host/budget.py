@@ -66,19 +66,6 @@ def host_memory(
     return HostMemory(experts_bytes, non_expert, kv_bytes, tokens, kv_tokens)
 
 
-def stream_width(expert_bytes: int, num_experts: int, budget_bytes: int) -> int:
-    """Experts in each of the two buffers that prompts' layers are read through (LayerStream), within a budget.
-
-    0 when fewer than two fit.
-
-    Args:
-        expert_bytes: in memory.
-        budget_bytes: of both buffers together, a part of M_0.
-    """
-    width = min(num_experts, budget_bytes // (2 * expert_bytes))
-    return width if width >= 2 else 0
-
-
 def kv_bytes_per_token(checkpoint: Checkpoint, dtype: str) -> int:
     """Keys and values of all layers for one token."""
     return checkpoint.shape.num_layers * checkpoint.cache_width * COMPUTE_DTYPES[dtype][1].size

@@ -21,7 +21,6 @@ from titan.common.registry.families import FAMILIES
 from titan.common.slots import make_policies
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import ExpertStore, ReaderPool
-from titan.common.stream import LayerStream
 from titan.coordinator.host.routers import Router, descend
 from titan.coordinator.moe.hook import Executor, Faults, TitanSwitchGLU
 from titan.coordinator.moe.layer_times import LayerTimes
@@ -126,6 +125,7 @@ def build_local_layers(
             policies[position],
             readers,
             fill_many=store.read_experts,
+            fill_cached=store.read_cached,
         )
         pin_local(layer, plan, position)
         on_layer(position + 1, len(shape.layers))
@@ -146,26 +146,6 @@ def pin_local(layer: ExpertLayer, plan: Plan, position: int, old: ExpertLayer | 
 def loose_experts(layer: ExpertLayer, plan: Plan, position: int) -> list[int]:
     """Experts of a layer that node 0's cache slots are for, as no node holds them: the most used first."""
     return sorted(plan.served_by(0)[position], key=lambda e: -layer.table.uses[e])
-
-
-def build_stream(
-    checkpoint: Checkpoint,
-    width: int,
-    store: ExpertStore,
-    dtype: str,
-    readers: ReaderPool,
-    absent: Callable[[int, int], list[int]],
-) -> LayerStream:
-    """Two buffers of `width` experts that prompts' layers are read through; `absent`: see Dispatcher."""
-    shape = checkpoint.shape
-    spec = shape.layers[0]
-    return LayerStream(
-        (LayerBuffers(spec, width, dtype), LayerBuffers(spec, width, dtype)),
-        store.read_experts,
-        readers,
-        [layer.index for layer in shape.layers],
-        lambda layer: absent(layer, shape.num_experts),
-    )
 
 
 def load_host_model(checkpoint: Checkpoint, dtype: str) -> HostModel:

@@ -51,9 +51,6 @@ def _memory(cluster: Cluster) -> Iterator[Sample]:
     memory = cluster.memory
     text = "Planned memory, by use."
     yield Sample("titan_memory_budget_bytes", "gauge", text, memory.experts_bytes, {"use": "experts"})
-    stream = cluster.stream
-    if stream is not None:
-        yield Sample("titan_memory_budget_bytes", "gauge", text, stream.nbytes, {"use": "prefill_buffers"})
     yield Sample("titan_memory_budget_bytes", "gauge", text, memory.non_expert_bytes, {"use": "non_expert"})
     yield Sample("titan_memory_budget_bytes", "gauge", text, memory.kv_bytes, {"use": "kv"})
     yield Sample("titan_memory_resident_bytes", "gauge", "What the process holds.", process_memory_bytes())

@@ -20,7 +20,6 @@ _SLOT_HELP = {
     "useful": "Predicted experts that were chosen before they were thrown out.",
     "late": "Predicted experts that were needed while still in flight.",
     "cancelled": "Predicted reads taken back before they began.",
-    "streamed": "Missing experts of prompts that were executed past the slots.",
 }
 
 

@@ -12,13 +12,13 @@ import mlx.core as mx
 import numpy as np
 
 from titan.common.arrays import COMPUTE_DTYPES
-from titan.common.errors import WorkerOverloaded
+from titan.common.errors import CheckpointError, StoreError, WorkerOverloaded
 from titan.common.experts import ExpertLayer
 from titan.common.prefetch.prefetcher import Prefetcher
 from titan.coordinator.moe.account import Executed
 from titan.coordinator.moe.choice import Owners, choose_owners
 from titan.coordinator.moe.routing_counts import RoutingCounts
-from titan.coordinator.moe.split import Site, SplitLayer, count_local
+from titan.coordinator.moe.split import Site, SplitLayer, count_in_slots, require_owners
 from titan.coordinator.moe.workers import Worker
 from titan.coordinator.remote.exchange import Exchange, Failed
 from titan.coordinator.remote.transport import Transport
@@ -89,27 +89,28 @@ class Dispatcher:
         if self.exchange.overdue:
             self._set_aside(self.exchange.settle_overdue())
         owners = self._owners(layer, local, experts)
-        if owners:
+        y = None
+        if not owners:
+            try:
+                y = self._execute_here(local, x, experts, scores)
+            except (StoreError, CheckpointError) as error:
+                owners = self._owners(layer, local, experts, at_any_cost=True)
+                require_owners(experts, owners, local, error)
+                self.executed.rescued += int(np.isin(experts, list(owners)).sum())
+        if y is None:
             y = self._execute_split(layer, local, x, experts, None if weights is None else np.array(weights), owners)
-        else:
-            count_local(self.executed, local, experts.reshape(-1))
-            y = local.run_rows(x, experts)
-            if scores is not None:
-                y = (y * scores[..., None]).sum(axis=-2)
         if prefetcher is not None:
             prefetcher.routed(layer, experts)
         return y
 
+    def _execute_here(self, local: ExpertLayer, x: mx.array, experts: np.ndarray, scores: mx.array | None) -> mx.array:
+        in_slots = count_in_slots(local, experts.reshape(-1))
+        y = local.run_rows(x, experts)
+        self.executed.at_home(experts.size, in_slots)
+        return y if scores is None else (y * scores[..., None]).sum(axis=-2)
+
     def executed_at_home(self, pairs: int) -> None:
         self.executed.local += pairs
-
-    def absent(self, layer: int, num_experts: int) -> list[int]:
-        """Experts of a layer that a prompt would have to read here: in no slot, and with no worker that is ready."""
-        local = self._layers[layer]
-        if local.whole:
-            return []
-        held = [r.held[layer] for w in self._workers if (r := w.ready) is not None and layer in r.held]
-        return [e for e in range(num_experts) if e not in local.table.slots and not any(e in h for h in held)]
 
     def _synchronise(self, x: mx.array, indices: mx.array, more: Sequence[mx.array]) -> None:
         """Materialise what this layer needs, and with it everything lazy that earlier layers still read slots for."""
@@ -119,15 +120,25 @@ class Dispatcher:
             layer.forget_unevaluated()
 
     def _owners(
-        self, layer: int, local: ExpertLayer, experts: np.ndarray, without: Collection[Transport] = ()
+        self,
+        layer: int,
+        local: ExpertLayer,
+        experts: np.ndarray,
+        without: Collection[Transport] = (),
+        *,
+        at_any_cost: bool = False,
     ) -> Owners:
-        """Who executes those experts [N, K] that are not to be executed here; nobody of `without`."""
+        """Who executes those experts [N, K] that are not to be executed here; nobody of `without`.
+
+        at_any_cost: of those in no slot here, all that anybody has.
+        """
         ready = [(node, r) for node, w in enumerate(self._workers, 1) if (r := w.ready) is not None and r.has(layer)]
         if self.exchange.overdue:  # one that owes an answer gets no further call
             ready = [(node, r) for node, r in ready if not self.exchange.owes(r.transport)]
         if without:
             ready = [(node, r) for node, r in ready if r.transport not in without]
-        return choose_owners(layer, experts, ready, local.table.slots, self.costs) if ready else {}
+        costs = None if at_any_cost else self.costs
+        return choose_owners(layer, experts, ready, local.table.slots, costs) if ready else {}
 
     def _execute_split(
         self,
@@ -141,7 +152,10 @@ class Dispatcher:
         def others(lost: np.ndarray, gone: Collection[Transport]) -> Owners:
             return self._owners(layer, local, lost[:, None], gone)
 
-        y, failed = SplitLayer(self._site, layer, local, x, experts, scores, others).run(owners)
+        def anybody(lost: np.ndarray) -> Owners:
+            return self._owners(layer, local, lost[:, None], at_any_cost=True)
+
+        y, failed = SplitLayer(self._site, layer, local, x, experts, scores, others, anybody).run(owners)
         self._set_aside(failed)
         return y
 

@@ -43,6 +43,10 @@ class Faults:
     def __init__(self) -> None:
         self._error: Exception | None = None
 
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
     def record(self, error: Exception) -> None:
         self._error = self._error or error
 
@@ -98,15 +102,21 @@ class TitanSwitchGLU(nn.Module):
     def _guarded(
         self, local: ExpertLayer, executor: Executor, x: mx.array, indices: mx.array, scores: mx.array | None
     ) -> mx.array:
-        """Outputs, or with scores their sums; zeros after a failure."""
+        """Outputs, or with scores their sums; zeros after a failure, in this layer or before: nobody sees them."""
         try:
+            if self._faults.failed:
+                return self._zeros(x, indices, scores)
             if self._times is not None and self._times.measuring:
                 run = partial(self._run, local, executor, x, indices, scores)
                 return self._times.measure(self._layer, local, x, indices, run)
             return self._run(local, executor, x, indices, scores)
         except Exception as error:  # noqa: BLE001 - nothing may leave a half-finished forward behind
             self._faults.record(error)
-            return mx.zeros(x.shape if scores is not None else (*indices.shape, x.shape[-1]), x.dtype)
+            return self._zeros(x, indices, scores)
+
+    @staticmethod
+    def _zeros(x: mx.array, indices: mx.array, scores: mx.array | None) -> mx.array:
+        return mx.zeros(x.shape if scores is not None else (*indices.shape, x.shape[-1]), x.dtype)
 
     def _run(
         self, local: ExpertLayer, executor: Executor, x: mx.array, indices: mx.array, scores: mx.array | None

@@ -20,7 +20,7 @@ class PairOutputs:
 
     Args:
         pairs: P of the layer.
-        remote_pairs: how many of them at most workers answer.
+        remote_pairs: how many of them workers are likely to answer.
         hidden_size: D.
         dtype: name of the compute dtype.
     """
@@ -41,6 +41,9 @@ class PairOutputs:
     def add_answer(self, positions: np.ndarray, outputs: np.ndarray) -> None:
         """A worker's answer for the pairs at `positions`; copied."""
         end = self._filled + positions.size
+        if end > self._answers.shape[0]:  # what was to be executed here has gone to a worker after all
+            more = np.empty((end - self._answers.shape[0], self._answers.shape[1]), self._answers.dtype)
+            self._answers = np.concatenate([self._answers, more])
         self._answers[self._filled : end] = outputs
         self._filled = end
         self._answered.append(positions)

@@ -1,7 +1,8 @@
 """One layer executed by this machine and by workers together: asked, collected, what failed tried elsewhere or here.
 
 A call that fails is sent once more, to another worker that holds its experts, if the time that the first had was not
-over; what is left is executed here. Knows sessions and pairs; not how owners are chosen, nor how parts are joined.
+over; what is left is executed here. What cannot be read here is executed by a worker that has it. Knows sessions and
+pairs; not how owners are chosen, nor how parts are joined.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from titan.common.arrays import raw_bits
-from titan.common.errors import TitanError, WorkerBadReply
+from titan.common.errors import CheckpointError, StoreError, TitanError, WorkerBadReply
 from titan.common.execution import SORT_AT_PAIRS
 from titan.common.experts import ExpertLayer
 from titan.common.log import get_logger
@@ -32,6 +33,8 @@ log = get_logger("coordinator.dispatch")
 
 # others(experts [P], transports that failed) -> who else executes which of them
 Others = Callable[[np.ndarray, Collection[Transport]], Owners]
+# anybody(experts [P]) -> who executes which of them, whatever that costs
+Anybody = Callable[[np.ndarray], Owners]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class SplitLayer:
         experts: [N, K] the router's choice.
         scores: [N, K] of float32: its weighted sums are wanted instead of single outputs.
         others: asked when a call has failed.
+        anybody: asked when the disk here has failed.
     """
 
     def __init__(
@@ -74,8 +78,10 @@ class SplitLayer:
         experts: np.ndarray,
         scores: np.ndarray | None,
         others: Others,
+        anybody: Anybody,
     ) -> None:
-        self._site, self._layer, self._local, self._x, self._others = site, layer, local, x, others
+        self._site, self._layer, self._local, self._x = site, layer, local, x
+        self._others, self._anybody = others, anybody
         self._flat = experts.reshape(-1)
         self._scores = None if scores is None else scores.reshape(-1)
         self._rows = np.repeat(np.arange(experts.shape[0], dtype=np.uint32), experts.shape[1])
@@ -93,7 +99,7 @@ class SplitLayer:
         self._outputs = self._collector(self._flat.size - mine.size)
         try:
             if mine.size:
-                mx.async_eval(self._execute_here(mine))
+                self._begin_here(mine)
             started = time.perf_counter()
             failed = exchange.collect(self._take, self._hedge, self._retry)
             executed.remote_layers += 1
@@ -225,9 +231,23 @@ class SplitLayer:
 
     # here -----------------------------------------------------------------------------------------------------------
 
+    def _begin_here(self, positions: np.ndarray) -> None:
+        """Raises what reading raised when no worker has the experts that could not be read."""
+        try:
+            mx.async_eval(self._execute_here(positions))
+        except (StoreError, CheckpointError) as error:
+            experts = self._flat[positions]
+            owners = self._anybody(experts)
+            require_owners(experts, owners, self._local, error)
+            mine = self._send_all(positions, owners)
+            self._site.executed.rescued += positions.size - mine.size
+            if mine.size:
+                mx.async_eval(self._execute_here(mine))
+
     def _execute_here(self, positions: np.ndarray) -> mx.array:
-        count_local(self._site.executed, self._local, self._flat[positions])
+        in_slots = count_in_slots(self._local, self._flat[positions])
         y = self._compute(positions)
+        self._site.executed.at_home(positions.size, in_slots)
         self._outputs.add(positions, y)
         return y
 
@@ -235,12 +255,17 @@ class SplitLayer:
         return self._local.run_pairs(self._x, self._rows[positions], self._flat[positions], sort=self._sort)
 
 
-def count_local(executed: Executed, local: ExpertLayer, experts: np.ndarray) -> None:
-    """Count pairs that are about to be executed here, by whether their expert is in a slot."""
+def require_owners(experts: np.ndarray, owners: Owners, local: ExpertLayer, error: TitanError) -> None:
+    """Raises `error`, which reading some of `experts` raised, unless each has an owner or is in a slot here."""
+    if any(e not in owners and e not in local.table.slots for e in experts.reshape(-1).tolist()):
+        raise error
+    log.warning(f"a worker executes what could not be read here: {error}")
+
+
+def count_in_slots(local: ExpertLayer, experts: np.ndarray) -> int:
+    """Pairs whose expert [P] is in a slot here."""
     slots = local.table.slots
-    here = sum(e in slots for e in experts.tolist())
-    executed.local += here
-    executed.ssd += experts.size - here
+    return sum(e in slots for e in experts.tolist())
 
 
 def _local_s(local: ExpertLayer, experts: np.ndarray) -> float:

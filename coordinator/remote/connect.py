@@ -28,13 +28,15 @@ from titan.common.registry.shape import ModelShape
 from titan.common.security.channel import CheckedChannel, open_channel, sync_revocations
 from titan.common.security.credentials import Credentials
 from titan.common.security.revocation import Revocations, require_not_revoked
-from titan.common.store import ExpertStore
 from titan.common.units import format_seconds
 from titan.common.versions import MLX_VERSION, SOFTWARE_VERSION
 from titan.common.wire.messages import MAX_MESSAGE_BYTES, PART_BYTES, PROTOCOL_VERSION
 from titan.coordinator.remote.share import Share
 from titan.proto.titan.v1 import worker_pb2 as pb
 from titan.proto.titan.v1.worker_pb2_grpc import WorkerStub
+
+# read_bytes(layer, expert): its components as they are on disk, one after another
+ReadBytes = Callable[[int, int], bytearray]
 
 POWER_S = 10.0  # measuring power takes about one second, and up to five where a tool is asked
 MAX_POWER_W = 1e5
@@ -189,12 +191,14 @@ def _check_hello(worker: Worker, reply: pb.HelloReply, reduced: bool) -> None:
 def install(
     connection: Connection,
     share: Share,
-    store: ExpertStore,
+    read_bytes: ReadBytes,
     idle_timeout_s: float,
     on_progress: Callable[[Progress], None],
     stopped: Callable[[], bool],
-) -> None:
+) -> Share:
     """Have a worker hold and serve exactly `share`; pushes the experts that it asks for.
+
+    Returns the share as it is there: a worker that serves what it keeps of what it is sent may have no room for all.
 
     Raises:
         WorkerTimeout: no progress for `idle_timeout_s`.
@@ -205,7 +209,7 @@ def install(
     held: dict[int, frozenset[int]] = {}
     served: dict[int, frozenset[int]] = {}
     needed: Queue[list[tuple[int, int]] | None] = Queue()
-    stream = connection.stub.Assign(_assign_messages(connection, share, store, needed))
+    stream = connection.stub.Assign(_assign_messages(connection, share, read_bytes, needed))
     messages: Queue[pb.AssignProgress | grpc.RpcError | None] = Queue()
     reader = Thread(target=_drain_stream, args=(stream, messages), name=f"titan-assign-{name}", daemon=True)
     reader.start()
@@ -242,7 +246,9 @@ def install(
         if not installed:
             raise WorkerBadReply(f"worker {name} ended Assign before everything was installed")
         _check_held(name, share.pinned, held, "its slot table lacks")
-        _check_held(name, {i: cache.experts for i, cache in share.caches.items()}, served, "it does not serve")
+        if connection.hello.has_checkpoint:
+            _check_held(name, {i: cache.experts for i, cache in share.caches.items()}, served, "it does not serve")
+        return share.serving(served)
     finally:
         stream.cancel()
         needed.put(None)
@@ -262,7 +268,7 @@ def _check_held(name: str, wanted: Mapping[int, Sequence[int]], held: Mapping[in
 def _assign_messages(
     connection: Connection,
     share: Share,
-    store: ExpertStore,
+    read_bytes: ReadBytes,
     needed: Queue[list[tuple[int, int]] | None],
 ) -> Iterator[pb.AssignRequest]:
     yield pb.AssignRequest(
@@ -273,12 +279,14 @@ def _assign_messages(
         )
     )
     asked = {(layer, e) for layer, experts in share.pinned.items() for e in experts}
+    if not connection.hello.has_checkpoint:  # it keeps what it is to read later
+        asked |= {(layer, e) for layer, cache in share.caches.items() for e in cache.experts}
     for batch in iter(needed.get, None):
         for layer, expert in batch:
             if (layer, expert) not in asked:
                 return  # not ours to give, or given before; the worker's Assign then fails by itself
             asked.remove((layer, expert))
-            data = store.read_bytes(layer, expert)
+            data = read_bytes(layer, expert)
             for offset in range(0, len(data), PART_BYTES):
                 piece = bytes(data[offset : offset + PART_BYTES])
                 yield pb.AssignRequest(part=pb.ExpertPart(layer=layer, expert=expert, offset=offset, data=piece))

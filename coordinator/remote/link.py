@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import grpc
 
 from titan.common.config.hosts import Timeouts, Worker
-from titan.common.errors import ClusterError, TitanError, WorkerDraining, WorkerLost, WorkerRefused
+from titan.common.errors import ClusterError, ExpertLost, TitanError, WorkerDraining, WorkerLost, WorkerRefused
 from titan.common.log import get_logger
 from titan.common.registry.shape import ModelShape
 from titan.common.security.tls import client_ssl_context
-from titan.common.store import ExpertStore
 from titan.common.units import format_bytes, format_seconds
 from titan.coordinator.certificates import Certificates
 from titan.coordinator.moe.workers import ReadyWorker
@@ -27,6 +26,7 @@ from titan.coordinator.remote.choose import faster, probing_call
 from titan.coordinator.remote.connect import (
     Connection,
     Progress,
+    ReadBytes,
     from_rpc_error,
     greet,
     install,
@@ -64,7 +64,7 @@ class WorkerLink:
 
     Args:
         worker: name and addresses from hosts.yaml.
-        store: where the experts it has to be given are read.
+        read_bytes: reads the experts that it has to be given.
         transport: "auto", "lane" or "grpc", as hosts.yaml has it.
         reduced: whether requests will carry scores (hosts.yaml's precision).
     """
@@ -77,7 +77,7 @@ class WorkerLink:
         shape: ModelShape,
         dtype: str,
         instance_id: str,
-        store: ExpertStore,
+        read_bytes: ReadBytes,
         transport: str = "auto",
         *,
         reduced: bool = False,
@@ -86,12 +86,13 @@ class WorkerLink:
         self.ready: ReadyWorker | None = None
         self.memory_budget_bytes: int | None = None
         self.has_checkpoint: bool | None = None
+        self.cache_bytes = 0
         self.last_status: pb.StatusReply | None = None
         self.power_w: float | None = None
         self.times_set_aside = 0
         self._worker, self._certificates, self._timeouts = worker, certificates, timeouts
         self._shape, self._dtype, self._instance_id = shape, dtype, instance_id
-        self._store, self._mode, self._reduced = store, transport, reduced
+        self._read_bytes, self._mode, self._reduced = read_bytes, transport, reduced
         self._reconnect = self._power_asked = False
         self._share: Share | None = None
         self._installed: Share | None = None
@@ -111,6 +112,11 @@ class WorkerLink:
     @property
     def status(self) -> LinkStatus:
         return self._status
+
+    @property
+    def reads(self) -> bool:
+        """Whether it serves experts from its own disk: from a checkpoint, or what it keeps of what it is sent."""
+        return bool(self.has_checkpoint or self.cache_bytes)
 
     @property
     def fetch_s(self) -> float | None:
@@ -167,9 +173,19 @@ class WorkerLink:
             return True
 
     def set_aside(self, transport: Transport, error: ClusterError) -> None:
-        """The session behind `transport` failed: stop using it. Called by dispatch, returns at once."""
+        """The session behind `transport` failed: stop using it. Called by dispatch, returns at once.
+
+        A worker that cannot read an expert any more goes on with what it has in memory; what it is to read is stated
+        again, so that it is sent what it lacks.
+        """
         with self._changed:
             if self.ready is None or self.ready.transport is not transport:
+                return
+            if isinstance(error, ExpertLost) and self._share is not None:
+                self.ready = ReadyWorker(transport, self.ready.held, self.ready.times)
+                self._share = Share(self._share.pinned, self._share.caches)
+                self._changed.notify_all()
+                log.warning(str(error), worker=self.name)
                 return
             self.ready = None
             self.times_set_aside += 1
@@ -230,31 +246,33 @@ class WorkerLink:
                 transports += self._open_lane(connection)
             self.memory_budget_bytes = self._offered_bytes(connection)
             self.has_checkpoint = connection.hello.has_checkpoint
+            self.cache_bytes = connection.hello.cache_bytes
             self._set_status("greeted", address=connection.address, epoch=connection.hello.session.epoch)
             with self._changed:
                 self._changed.wait_for(lambda: self._stop or self._reconnect or self._share is not None)
                 share = self._share
             if self._stop or self._reconnect or share is None:
                 return
-            self._take(connection, share)
-            if not share:
+            there = self._take(connection, share)
+            if not there:
                 self._installed = share
                 self._set_status("ready", reason="the plan gives it nothing", address=connection.address)
             else:
-                probed = (connection, share.example[0], self._shape.top_k, self._timeouts.probe)
+                probed = (connection, there.example[0], self._shape.top_k, self._timeouts.probe)
                 pair_s = probe_pair_s(*probed)
                 if not self._power_asked:
                     self._power_asked, self.power_w = True, probe_power_w(*probed)
                 if not transports or self._mode == "auto":
                     transports.append(GrpcTransport(connection.stub, connection.hello.session, self.name, self._dtype))
-                call = probing_call(self._shape, self._dtype, share, self._timeouts.probe)
+                call = probing_call(self._shape, self._dtype, there, self._timeouts.probe)
                 transport = faster(transports, call)
-                self._use(connection, share, transport, ReplyTimes(self._timeouts.execute, pair_s, share.served))
+                times = ReplyTimes(self._timeouts.execute, pair_s, there.served)
+                self._use(connection, share, there, transport, times)
             self.breaker.close()
             self._served_since = time.monotonic()
             while (fresh := self._wait_until_due(connection)) is not None:
                 before, connection = connection, fresh[0]
-                transports = self._exchange_keys(transports, fresh[1])
+                transports = self._exchange_keys(transports, fresh[1], connection, before.address)
                 before.close()
         finally:
             self.ready = None
@@ -264,12 +282,21 @@ class WorkerLink:
                 transport.close()
             connection.close()
 
-    def _take(self, connection: Connection, share: Share) -> None:
-        """Have the worker hold and serve `share`."""
+    def _take(self, connection: Connection, share: Share) -> Share:
+        """Have the worker hold and serve `share`; what of it is there then."""
         started = time.monotonic()
         self._set_status("installing", address=connection.address, epoch=connection.hello.session.epoch)
-        install(connection, share, self._store, self._timeouts.assign_idle, self._set_progress, lambda: self._stop)
+        there = install(
+            connection, share, self._read_bytes, self._timeouts.assign_idle, self._set_progress, lambda: self._stop
+        )
         progress = self._status.progress
+        asked, served = (sum(len(cache.experts) for cache in s.caches.values()) for s in (share, there))
+        if served < asked:
+            log.warning(
+                "worker has no room on its disk for all experts that it is to read",
+                worker=self.name,
+                serves=f"{served} of {asked}",
+            )
         log.info(
             "experts installed",
             worker=self.name,
@@ -277,19 +304,21 @@ class WorkerLink:
             received=format_bytes(progress.bytes_total if progress else 0),
             took=format_seconds(time.monotonic() - started),
         )
+        return there
 
     def _use(
         self,
         connection: Connection,
         share: Share,
+        there: Share,
         transport: Transport,
         times: ReplyTimes,
     ) -> None:
-        """The worker holds `share`: let dispatch use it."""
+        """Of `share` the worker has what is `there`: let dispatch use it."""
         with self._changed:
             self._lost = None
             self._installed = share
-            self.ready = ReadyWorker(transport, share.held, times, share.served)
+            self.ready = ReadyWorker(transport, there.held, times, there.served)
         self._set_status("ready", address=connection.address, epoch=connection.hello.session.epoch)
         log.info(
             "worker ready",
@@ -309,14 +338,14 @@ class WorkerLink:
             kept = {layer: _kept(layer, old, share) for layer in share.pinned}
             self.ready = ReadyWorker(ready.transport, kept, ready.times)
             self._changed.wait_for(lambda: self._stop, self._timeouts.execute)  # what was asked before is answered
-        self._take(connection, share)
+        there = self._take(connection, share)
         with self._changed:
             lost = self.ready is None
         if not lost:
-            times = (
-                ReplyTimes(self._timeouts.execute, ready.times.pair_s, share.served) if share.caches else ready.times
-            )
-            self._use(connection, share, ready.transport, times)
+            times = ready.times
+            if there.caches:
+                times = ReplyTimes(self._timeouts.execute, ready.times.pair_s, there.served)
+            self._use(connection, share, there, ready.transport, times)
 
     def _offered_bytes(self, connection: Connection) -> int:
         offered = connection.hello.memory_budget_bytes
@@ -341,12 +370,14 @@ class WorkerLink:
             return []
 
     def _wait_until_due(self, connection: Connection) -> tuple[Connection, Transport | None] | None:
-        """Watch the session until it wants new keys; the channel and transport that have them. None when it is over.
+        """Watch the session until it wants new keys, or its preferred address is there again; the channel and transport
+        that have them. None when it is over.
 
         Raises:
             TitanError: it was lost.
         """
         try_again, stale = 0.0, False
+        look_back = time.monotonic() + self._timeouts.readmit_max
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -374,6 +405,13 @@ class WorkerLink:
             self._certificates.look_at_own()
             stale |= self._certificates.look_at(connection.checked)
             transport, newest = self.ready.transport if self.ready is not None else None, self._certificates.current
+            preferred = self._worker.addresses[0]
+            if connection.address != preferred and time.monotonic() > look_back:
+                try:
+                    return reopen(connection, transport, newest, self._timeouts, self._dtype, preferred)
+                except TitanError as error:
+                    look_back = time.monotonic() + self._timeouts.readmit_max
+                    log.debug(f"the session stays at {connection.address}: {error}", worker=self.name)
             if time.monotonic() > try_again and (stale or due(connection, transport, newest)):
                 try:
                     return reopen(connection, transport, newest, self._timeouts, self._dtype)
@@ -381,15 +419,28 @@ class WorkerLink:
                     try_again = time.monotonic() + RENEW_RETRY_S
                     log.warning(f"the connection keeps its keys for now: {error}", worker=self.name)
 
-    def _exchange_keys(self, transports: list[Transport], fresh: Transport | None) -> list[Transport]:
-        """Have dispatch use `fresh`; the old transports end when nothing is under way on them."""
+    def _exchange_keys(
+        self, transports: list[Transport], fresh: Transport | None, connection: Connection, address: str
+    ) -> list[Transport]:
+        """Have dispatch use `fresh`; the old transports, to `address`, end when nothing is under way on them."""
+        elsewhere = connection.address != address
         with self._changed:
             ready = self.ready
             if ready is not None and fresh is not None:
-                self.ready = ReadyWorker(fresh, ready.held, ready.times, ready.served)
+                times = ready.times
+                if elsewhere:  # how long replies took there says nothing here
+                    times = ReplyTimes(self._timeouts.execute, times.pair_s, ready.served)
+                self.ready = ReadyWorker(fresh, ready.held, times, ready.served)
+        if elsewhere:
+            self._set_status("ready", self._status.reason, connection.address, self._status.epoch)
         for transport in transports:
             retire(transport, self._timeouts.execute, self._pause_s)
-        log.info("connection renewed", worker=self.name, transport=fresh.name if fresh is not None else "-")
+        log.info(
+            "connection renewed",
+            worker=self.name,
+            address=connection.address,
+            transport=fresh.name if fresh is not None else "-",
+        )
         return [fresh] if fresh is not None else []
 
     def _pause_s(self, seconds: float) -> bool:

@@ -36,15 +36,23 @@ def due(connection: Connection, transport: Transport | None, credentials: Creden
 
 
 def reopen(
-    old: Connection, transport: Transport | None, credentials: Credentials, timeouts: Timeouts, dtype: str
+    old: Connection,
+    transport: Transport | None,
+    credentials: Credentials,
+    timeouts: Timeouts,
+    dtype: str,
+    address: str | None = None,
 ) -> tuple[Connection, Transport | None]:
     """Another channel to the same worker for the same session, and another transport of the kind that is in use.
+
+    Args:
+        address: of the worker's, another one than the session is reached at now.
 
     Raises:
         ClusterError, SecurityError: the worker does not answer, refuses, or is another one now; nothing is left open.
     """
-    name, session = old.worker.name, old.hello.session
-    checked = open_channel(name, old.address, credentials, timeout_s=timeouts.connect, options=CHANNEL_OPTIONS)
+    name, session, address = old.worker.name, old.hello.session, address or old.address
+    checked = open_channel(name, address, credentials, timeout_s=timeouts.connect, options=CHANNEL_OPTIONS)
     try:
         require_not_revoked(checked.peer, old.revocations.current)
         stub = WorkerStub(checked.channel)
@@ -52,13 +60,13 @@ def reopen(
         hello = pb.HelloReply()
         hello.CopyFrom(old.hello)
         hello.lane_port, hello.lane_token = reply.lane_port, reply.lane_token
-        fresh = Connection(old.worker, old.address, checked, old.revocations, hello, credentials)
+        fresh = Connection(old.worker, address, checked, old.revocations, hello, credentials)
         if transport is None:
             return fresh, None
         if transport.name == "grpc":
             return fresh, GrpcTransport(fresh.stub, session, name, dtype)
         timeout_s = timeouts.connect + timeouts.hello
-        return fresh, open_lane(old.address, hello, client_ssl_context(credentials), name, dtype, timeout_s)
+        return fresh, open_lane(address, hello, client_ssl_context(credentials), name, dtype, timeout_s)
     except grpc.RpcError as error:
         checked.channel.close()
         raise from_rpc_error(error, name, "OpenLane") from error

@@ -40,6 +40,14 @@ class Share:
         layer, cache = next(iter(self.caches.items()))
         return layer, cache.experts[: cache.slots]
 
+    def serving(self, served: Mapping[int, frozenset[int]]) -> Share:
+        """The same with those experts only, of the ones that are read, that a worker says it serves."""
+        caches = {
+            i: Cache(cache.slots, tuple(e for e in cache.experts if e in served.get(i, ())))
+            for i, cache in self.caches.items()
+        }
+        return Share(self.pinned, {i: cache for i, cache in caches.items() if cache.experts})
+
     def slots(self, layer: int) -> int:
         cache = self.caches.get(layer)
         return len(self.pinned.get(layer, ())) + (cache.slots if cache is not None else 0)

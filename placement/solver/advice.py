@@ -12,12 +12,13 @@ from titan.placement.values import Node
 WORTH = 1.005  # a worker earns its place when the step without it is this much longer
 
 
-def explain(plan: Plan, without: Mapping[str, float]) -> tuple[str, ...]:
+def explain(plan: Plan, without: Mapping[str, float], drawn_anew_s: float | None = None) -> tuple[str, ...]:
     """Sentences for people.
 
     Args:
         plan: with its prediction and baselines.
         without: expected step in seconds when a worker, by name, is left out; only those that were tried.
+        drawn_anew_s: the plan's step if rows did not resemble the rows before; None when it was predicted so.
     """
     if plan.predicted is None or plan.predicted.step_s <= 0:
         return ()
@@ -30,11 +31,17 @@ def explain(plan: Plan, without: Mapping[str, float]) -> tuple[str, ...]:
     for index, node in enumerate(plan.nodes[1:], start=1):
         out.append(_worker(plan, index, node, step, without.get(node.name)))
     if missing := sum(not h for row in plan.residency for h in row) - _cached(plan):
+        what = "expert is" if missing == 1 else "experts are"
         out.append(
-            f"{missing} experts fit in no memory and are read from {home.name}'s SSD: {_ms(plan.predicted.stall_s)} "
-            f"of the {_ms(step)} step is that stall."
+            f"{missing} {what} in nobody's memory and read from {home.name}'s SSD: "
+            f"{_ms(plan.predicted.stall_s)} of the {_ms(step)} step is that stall."
         )
-        if plan.lower_bound_s:
+        if drawn_anew_s is not None:
+            out.append(
+                f"That counts with rows selecting experts of the rows before again as they were seen to; if none did, "
+                f"a step would take {_ms(drawn_anew_s)}, and the lower bound and the gap are about such rows."
+            )
+        elif plan.lower_bound_s:
             out.append(
                 "The lower bound takes rows as independent of the rows before: where they select the same experts "
                 f"again, {home.name}'s cache spares reads, and steps can be shorter."

@@ -50,14 +50,17 @@ def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.
         return proportional(problem)
     clock = _Clock(time_limit_s)
     evaluator = Evaluator(problem)
+    drawn = evaluator  # rows as the bound takes them: independent of the rows before
+    if problem.reuse is not None:
+        drawn = Evaluator(replace(problem, reuse=None), like=evaluator)
     naive = {name: baseline(name, problem, evaluator.weights) for name in NAMES}
     naive["proportional"] = from_plan(proportional(problem), evaluator.weights)
     started = time.monotonic()
     baselines = {name: predict(evaluator, row, seed=seed, steps=BASELINE_STEPS) for name, row in naive.items()}
     clock.reserve(time.monotonic() - started)  # about what the plan's own prediction takes, with more steps
-    bound = lower_bound(evaluator, clock.at(0.5))
-    candidates = [construct(evaluator, bound.classes, bound.dual.used, clock.at(0.6)), *naive.values()]
-    smaller = _without_one(evaluator, clock.at(0.68))
+    bound = lower_bound(drawn, clock.at(0.5))
+    candidates = [construct(drawn, bound.classes, bound.dual.used, clock.at(0.6)), *naive.values()]
+    smaller = _without_one(drawn, clock.at(0.68))
     place = best_of(evaluator, [*candidates, *smaller.values()])
     tries = 1000 if place.size > 1024 else 4000
     place = polish(evaluator, place, seed=seed, deadline=clock.at(0.85), tries=tries)
@@ -71,9 +74,13 @@ def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.
         predicted=predict(evaluator, place, seed=seed, saved_s=saved_s),
         baselines=baselines,
         lower_bound_s=max(0.0, bound.bound_s),
-        gap=max(0.0, (evaluator.step(place) - saved_s) / bound.bound_s - 1) if bound.bound_s > 0 else None,
+        gap=max(0.0, (drawn.step(place) - saved_s) / bound.bound_s - 1) if bound.bound_s > 0 else None,
     )
-    advice = explain(plan, {name: evaluator.step(row) for name, row in smaller.items()})
+    advice = explain(
+        plan,
+        {name: evaluator.step(row) for name, row in smaller.items()},
+        drawn_anew_s=None if problem.reuse is None else drawn.step(place) - saved_s,
+    )
     return replace(plan, advice=(*advice, *about_precision(evaluator, place)))
 
 

@@ -13,7 +13,7 @@ from titan.common.registry import cli as registry_cli
 from titan.common.security import cli as certs_cli
 from titan.coordinator import calibrate_cli, chat_cli, enroll_cli, keys_cli, plan_cli, stats_cli, top_cli
 from titan.coordinator.bench import cli as bench_cli
-from titan.coordinator.bench import remote_cli, serve_cli, ssd_cli
+from titan.coordinator.bench import prompts_cli, remote_cli, serve_cli, ssd_cli
 from titan.coordinator.demo import cli as demo_cli
 from titan.coordinator.doctor import cli as doctor_cli
 from titan.placement import cli as placement_cli
@@ -56,6 +56,7 @@ for package in PACKAGES:
 bench_cli.register_bench(bench)
 serve_cli.register_bench(bench)
 ssd_cli.register_bench(bench)
+prompts_cli.register_bench(bench)
 placement_cli.register_bench(bench)
 remote_cli.register_bench(bench)
 

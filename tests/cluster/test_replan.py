@@ -93,7 +93,7 @@ async def test_experts_move_while_answers_go_on() -> None:
             assert plan.residency != first.residency
             assert cluster.plan is plan
             assert not any(2 in holders for row in plan.residency for holders in row), "the far worker was used"
-            await asyncio.to_thread(cluster.wait_for_workers)
+            await asyncio.to_thread(cluster.workers.wait)
             assert await answer() == expected
             for position, layer in enumerate(plan.layers):
                 assert cluster.layers[layer].table.capacity == plan.slots[0][position]
@@ -122,7 +122,7 @@ async def test_text_of_another_kind_brings_another_plan(monkeypatch: pytest.Monk
         try:
             await wait_until_ready(engine, lambda _phase: None)
             shape = cluster.checkpoint.shape
-            monkeypatch.setattr(cluster, "reply_medians", dict)  # how fast this machine is today does not matter
+            monkeypatch.setattr(cluster.workers, "reply_medians", dict)  # how fast this machine is now does not matter
             # Planned for text that wants other experts; reading is so slow here that who is at home decides.
             cluster.figures = Figures("k", HOME, {"worker-1": NEAR, "worker-2": NEAR})
             others = zipf_layers(len(shape.layers), shape.num_experts, shape.top_k, 2.0, seed=1)

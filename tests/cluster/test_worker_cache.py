@@ -53,7 +53,7 @@ def served(cluster: Cluster, folder: Path, *arguments: str) -> tuple[dict[str, f
         coordinator = cluster.member("coordinator", Role.COORDINATOR, [])
         spec = Worker(name="mini", addresses=(address,))
         connection = greet(spec, coordinator, Timeouts(), shape, dtype, "instance-1")
-        install(connection, Share(RESIDENCY), store, DEADLINE_S, lambda _: None, lambda: False)
+        install(connection, Share(RESIDENCY), store.read_bytes, DEADLINE_S, lambda _: None, lambda: False)
         transport, exchange = GrpcTransport(connection.stub, connection.hello.session, "mini", dtype), Exchange()
         ids = np.arange(4, dtype=np.uint32)
         x = np.random.default_rng(0).standard_normal((1, shape.hidden_size)).astype(np.float32)

@@ -21,7 +21,7 @@ from fixtures.lanes import DEADLINE_S, hello_request, open_lane_with
 from fixtures.worker_server import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
-from titan.common.config.hosts import Worker
+from titan.common.config.hosts import Timeouts, Worker
 from titan.common.log_limit import BURST
 from titan.common.registry import open_checkpoint
 from titan.common.security import Role
@@ -30,11 +30,11 @@ from titan.common.security.revocation import Revocations
 from titan.common.store import ExpertStore
 from titan.common.wire.messages import ExecuteCall
 from titan.coordinator.demo.processes import WorkerProcess
-from titan.coordinator.remote.connect import CHANNEL_OPTIONS, Connection, install
+from titan.coordinator.remote.connect import CHANNEL_OPTIONS, Connection, greet, install
 from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.grpc_transport import GrpcTransport
 from titan.coordinator.remote.reply_times import ReplyTimes
-from titan.coordinator.remote.share import Share
+from titan.coordinator.remote.share import Cache, Share
 from titan.coordinator.remote.transport import Transport
 from titan.deploy import DEMO_MODEL
 from titan.proto.titan.v1 import worker_pb2 as pb
@@ -107,7 +107,7 @@ def test_what_a_worker_does_is_counted(cluster: Cluster, worker: WorkerProcess) 
         spec = Worker(name="mini", addresses=(worker.address,))
         connection = Connection(spec, worker.address, channel, revocations, hello, coordinator)
         store = ExpertStore(open_checkpoint(DEMO_MODEL))
-        install(connection, Share({0: EXPERTS}), store, DEADLINE_S, lambda _: None, lambda: False)
+        install(connection, Share({0: EXPERTS}), store.read_bytes, DEADLINE_S, lambda _: None, lambda: False)
         store.close()
         lane = open_lane_with(worker.address, hello, coordinator)
         stream = GrpcTransport(connection.stub, hello.session, "mini", "float32")
@@ -156,6 +156,47 @@ def test_what_a_worker_does_is_counted(cluster: Cluster, worker: WorkerProcess) 
     assert len(asked - coordinators) >= 8
     assert asked - coordinators <= exported
     assert not coordinators & exported
+
+
+def test_slots_and_hints_are_counted(cluster: Cluster) -> None:
+    """One slot for three experts, asked one after another, and a hint for each reason there is to ask."""
+    options = ("--metrics", "127.0.0.1:0")
+    coordinator = cluster.member("coordinator", Role.COORDINATOR, [])
+    with WorkerProcess("mini", cluster.folder, 64 << 20, DEMO_MODEL, arguments=options) as worker:
+        address = worker.wait_until_listening()
+        checkpoint = open_checkpoint(DEMO_MODEL)
+        shape, size = checkpoint.shape, checkpoint.shape.layers[0].expert_bytes
+        spec = Worker(name="mini", addresses=(address,))
+        connection = greet(spec, coordinator, Timeouts(), shape, "float32", "instance-1")
+        share = Share({0: (0, 1)}, {0: Cache(1, (2, 3, 4)), 1: Cache(2, (5, 6, 7))})
+        store = ExpertStore(checkpoint)
+        install(connection, share, store.read_bytes, DEADLINE_S, lambda _: None, lambda: False)
+        store.close()
+        stream = GrpcTransport(connection.stub, connection.hello.session, "mini", "float32")
+        assert [ask(stream, call_of(n, expert)) for n, expert in enumerate((2, 2, 3, 4), 1)] == ["", "", "", ""]
+        session = connection.hello.session
+        for experts in ([5], [5]):  # the second is there already
+            connection.stub.Prefetch(pb.PrefetchRequest(session=session, layer=1, experts=experts, reads=1))
+            wait_until(lambda: scrape(worker)["titan_worker_waiting_hints"] == 0, "the hint's end")
+        now = scrape(worker)
+        stream.close()
+        connection.close()
+    expected = {
+        "titan_worker_unpinned_slots": 3,
+        "titan_worker_slot_hits_total": 2 * 4 + 1,  # the pinned ones, and one found in its slot
+        "titan_worker_slot_misses_total": 3,
+        "titan_worker_slot_loads_total": 3,
+        "titan_worker_slot_load_bytes_total": 3 * size,
+        "titan_worker_slot_evictions_total": 2,
+        "titan_worker_received_hints_total": 2,
+        "titan_worker_late_prefetched_experts_total": 0,
+    }
+    assert {name: now.get(name) for name in expected} == expected
+    followed, useless = (
+        now[f"titan_worker_{n}"] for n in ("followed_hints_total", "dropped_hints_total{reason=useless}")
+    )
+    assert followed + useless == 2
+    assert followed >= 1
 
 
 def the_coordinators() -> set[str]:

@@ -123,7 +123,7 @@ def test_a_wholly_pinned_layer_needs_no_look_up(case: Case) -> None:
 
 @pytest.mark.parametrize("threads", [None, 3])
 def test_readers_change_nothing(case: Case, threads: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("titan.common.experts.PARALLEL_READ_BYTES", 0)
+    monkeypatch.setattr("titan.common.store.layer_reads.PARALLEL_READ_BYTES", 0)
     pool = None if threads is None else ReaderPool(threads)
     layer = case.layer(4, readers=pool)
     for seed in range(10):
@@ -144,6 +144,30 @@ def test_pairs_equal_rows(case: Case, sort: bool, capacity: int) -> None:
     chosen = random.permutation(flat.size)[:9]
     y = layer.run_pairs(x, rows[chosen], flat[chosen], sort=sort)
     np.testing.assert_array_equal(np.array(y), reference.reshape(-1, HIDDEN)[chosen])
+
+
+@pytest.mark.parametrize("capacity", [TOP_K, 5, 7])
+def test_groups_follow_each_other_through_the_slots(case: Case, capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("titan.common.store.layer_reads.PARALLEL_READ_BYTES", 0)  # several groups in flight at once
+    pool = ReaderPool(1)
+    layer = case.layer(capacity, readers=pool)
+    for seed, rows in enumerate((40, 1, 25, 3, 40)):
+        case.check(layer, rows, seed)
+        layer.settle()
+        truth = LayerBuffers(case.checkpoint.shape.layer(LAYER), 1, "float32")
+        for expert, slot in layer.table.slots.items():
+            case.store.read_expert(LAYER, expert, truth.targets(0))
+            for mine, theirs in zip(layer.buffers.targets(slot), truth.targets(0), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+    pool.close()
+
+
+def test_what_a_prompt_chose_last_stays(case: Case) -> None:
+    layer = case.layer(TOP_K + 2)
+    x, indices = batch(40, 3)
+    layer.run_rows(x, np.array(indices))
+    assert set(np.array(indices)[-1].tolist()) <= set(layer.table.slots)
+    assert layer.table.counts.loads == EXPERTS
 
 
 def test_no_slot_is_written_while_a_graph_that_reads_it_is_not_evaluated(case: Case) -> None:
@@ -169,7 +193,7 @@ def failing(store: ExpertStore, bad: set[int]) -> Callable[[int, int, Sequence[n
 def test_a_failed_read_gives_its_slots_back_and_the_layer_goes_on(
     case: Case, threads: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("titan.common.experts.PARALLEL_READ_BYTES", 0)
+    monkeypatch.setattr("titan.common.store.layer_reads.PARALLEL_READ_BYTES", 0)
     bad = {3}
     pool = None if threads is None else ReaderPool(threads)
     buffers = LayerBuffers(case.checkpoint.shape.layer(LAYER), TOP_K, "float32")

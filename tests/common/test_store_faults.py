@@ -204,11 +204,16 @@ def test_neighbours_are_read_in_one_call(source: Checkpoint, tmp_path: Path) -> 
 
 def test_runs_stay_below_the_systems_limit_of_vectors() -> None:
     buffer = np.zeros(16, np.uint8)
-    segments = [Segment("a", 16 * i, buffer) for i in range(2000)]
+    segments = [Segment(Path("a"), 16 * i, 16, [buffer]) for i in range(2000)]
     assert [len(run) for run in runs_of(segments)] == [512, 512, 512, 464]
     big = np.zeros(12 << 20, np.uint8)
-    assert [len(run) for run in runs_of([Segment("a", i * big.nbytes, big) for i in range(5)])] == [2, 2, 1]
-    assert len(runs_of([Segment("a", 0, buffer), Segment("b", 16, buffer), Segment("b", 8000, buffer)])) == 3
+    assert [len(run) for run in runs_of([Segment(Path("a"), i * big.nbytes, big.nbytes, [big]) for i in range(5)])] == [
+        2,
+        2,
+        1,
+    ]
+    apart = [("a", 0), ("b", 16), ("b", 8000)]
+    assert len(runs_of([Segment(Path(name), offset, 16, [buffer]) for name, offset in apart])) == 3
 
 
 def test_the_pool_runs_demand_before_prefetch_and_keeps_a_reader_for_it() -> None:
@@ -221,7 +226,7 @@ def test_the_pool_runs_demand_before_prefetch_and_keeps_a_reader_for_it() -> Non
     assert second.cancel()
     assert not second.cancel()
     gate.set()
-    first.wait(10)
+    first.wait()
     assert order[-1] == "prefetch 1"
     assert not first.cancel()
     pool.close()
@@ -242,7 +247,7 @@ def test_the_pool_raises_the_first_error_after_all_jobs_have_ended() -> None:
     assert sorted(done) == [0, 1, 2, 3, 4]
     failed = pool.prefetch(lambda: job(2))
     with pytest.raises(StoreError, match="job 2"):
-        failed.wait(10)
+        failed.wait()
     pool.close()
     with pytest.raises(StoreError, match="closed"):
         pool.prefetch(lambda: None)

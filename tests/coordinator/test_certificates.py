@@ -124,7 +124,9 @@ def test_a_workers_certificate_is_renewed_while_it_serves(tmp_path: Path, monkey
         spec = Worker(name=NAME, addresses=(worker.server.address,))
         certificates = Certificates(OwnCertificate(worker.credentials))
         timeouts = Timeouts(execute=0.05)
-        link = WorkerLink(spec, certificates, timeouts, worker.shape, worker.dtype, "instance-1", worker.store, "lane")
+        link = WorkerLink(
+            spec, certificates, timeouts, worker.shape, worker.dtype, "instance-1", worker.store.read_bytes, "lane"
+        )
         link.assign(worker.share.pinned)
         link.start()
         try:
@@ -152,7 +154,9 @@ def test_a_list_reaches_a_coordinator_by_way_of_its_worker(tmp_path: Path, monke
         spec = Worker(name=NAME, addresses=(worker.server.address,))
         certificates = Certificates(OwnCertificate(load_credentials_dir(desk, role=Role.COORDINATOR)))
         timeouts = Timeouts(execute=0.05)
-        link = WorkerLink(spec, certificates, timeouts, worker.shape, worker.dtype, "instance-1", worker.store, "lane")
+        link = WorkerLink(
+            spec, certificates, timeouts, worker.shape, worker.dtype, "instance-1", worker.store.read_bytes, "lane"
+        )
         link.assign(worker.share.pinned)
         link.start()
         try:

@@ -133,6 +133,20 @@ def test_a_person_talks_stops_an_answer_and_survives_the_server(tmp_path: Path) 
             terminal.asks()
             go_on.set()
             wait_until(lambda: probed.engine.status().cancelled == 1, "the answer to be stopped")
+
+            def wait(_: int) -> None:
+                assert go_on.wait(DEADLINE_S)
+
+            probed.probe.reset()
+            probed.probe.before(wait)
+            for place in range(5):  # before the first word
+                go_on.clear()
+                terminal.type("Speak.\r")
+                terminal.see("Speak.\n")
+                terminal.type("\x03")
+                terminal.asks()
+                go_on.set()
+                wait_until(lambda place=place: probed.engine.status().running == 0, "the answer to be stopped")
             terminal.type(f"/save {tmp_path}/talk.md\r")
             terminal.see("saved 4 messages")
             assert whole in (tmp_path / "talk.md").read_text()

@@ -7,15 +7,18 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fixtures.checkpoints import make_checkpoint
 
-from titan.common.errors import ConfigError
+from titan.common.arrays import DISK_DTYPES
+from titan.common.errors import ConfigError, ExpertLost
 from titan.common.registry import ModelShape, open_checkpoint
 from titan.common.registry.headers import read_header
 from titan.common.store import ExpertStore
 from titan.worker import cache as cache_module
 from titan.worker.cache import ExpertCache
+from titan.worker.kept import KeptExperts
 
 ALL = {0: range(8), 1: range(8)}
 
@@ -163,3 +166,48 @@ def test_a_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used as a cache"):
         ExpertCache(tmp_path / "file", 1)
+
+
+def slot_of(store: ExpertStore, layer: int = 0) -> list[np.ndarray]:
+    spec = store.checkpoint.shape.layer(layer)
+    return [np.zeros(c.shape, DISK_DTYPES[c.dtype][0]) for m in spec.matrices for c in m.components]
+
+
+def test_experts_are_read_into_slots_and_what_is_damaged_is_lost(tmp_path: Path, store: ExpertStore) -> None:
+    cache = ExpertCache(tmp_path / "cache", 1 << 30)
+    keep(cache, store, 0, 1, 2, 3, 4)
+    expected, slot = store.read_bytes(0, 4), slot_of(store)
+    assert cache.read_into(shape_of(store), 0, 4, slot, drop_pages=True)
+    assert b"".join(part.tobytes() for part in slot) == bytes(expected)
+    paths = files(tmp_path / "cache")
+    flipped = bytearray(paths[0].read_bytes())
+    flipped[-5000] ^= 1
+    paths[0].write_bytes(flipped)
+    paths[1].write_bytes(paths[1].read_bytes()[:-1])
+    paths[2].unlink()
+    paths[3].write_bytes(b"\xff" * paths[3].stat().st_size)
+    for expert in range(4):
+        assert not cache.read_into(shape_of(store), 0, expert, slot)
+        assert not cache.has(shape_of(store), 0, expert)
+    assert (cache.counts.damaged, cache.experts) == (4, 1)
+    assert files(tmp_path / "cache") == [paths[4]]
+    assert not cache.read_into(shape_of(store), 0, 7, slot), "what never came"
+    kept = KeptExperts(cache, shape_of(store))
+    wide = [np.zeros(part.shape, np.float32) if part.dtype == np.uint16 else part for part in slot_of(store)]
+    kept.read_expert(0, 4, wide)
+    direct = [np.zeros_like(part) for part in wide]
+    store.read_expert(0, 4, direct)
+    for mine, theirs in zip(wide, direct, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    with pytest.raises(ExpertLost, match="expert 2 of layer 0"):
+        kept.read_expert(0, 2, slot)
+
+
+@pytest.mark.parametrize(("room", "expected"), [(0, [0, 0]), (1, [1, 0]), (5, [3, 2]), (99, [8, 3])])
+def test_every_layer_has_its_part_of_a_small_disk(
+    tmp_path: Path, store: ExpertStore, room: int, expected: list[int]
+) -> None:
+    keep(cache := ExpertCache(tmp_path / "cache", 1 << 30), store, 0)
+    cache.limit_bytes = room * files(tmp_path / "cache")[0].stat().st_size
+    found = cache.affordable(shape_of(store), {0: range(8), 1: (2, 5, 7)})
+    assert [len(found[layer]) for layer in (0, 1)] == expected

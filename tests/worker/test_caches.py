@@ -140,7 +140,7 @@ def test_what_cannot_be_is_refused_before_anything_changes(
     with pytest.raises(MemoryBudgetError, match="whose budget is"):
         holdings.plan(Share({0: frozenset({0})}, {0: Cache(SLOTS, frozenset({1}))}))
     bare = Holdings(checkpoint.shape, "float32", 1 << 40, mlx)
-    with pytest.raises(WorkerRefused, match="without a copy of the checkpoint"):
+    with pytest.raises(WorkerRefused, match="nothing on its disk to read from"):
         bare.plan(Share({}, {0: Cache(1, frozenset({1}))}))
     run(holdings, mlx, [0])
 
@@ -150,12 +150,14 @@ def test_a_read_that_fails_costs_one_request(
 ) -> None:
     install(holdings, own, Share({}, {0: Cache(4, frozenset(range(EXPERTS)))}))
     expected = run(holdings, mlx, [1, 2])
+    assert isinstance(own.store, ExpertStore)
 
     def fail(*_: object) -> None:
         raise StoreError("the disk is gone", "check it")
 
     with monkeypatch.context() as patch:
         patch.setattr(own.store, "_from", fail)
+        patch.setattr(own.store._copies[0], "at_once", False)
         with pytest.raises(StoreError):
             run(holdings, mlx, [5, 6])
         np.testing.assert_array_equal(run(holdings, mlx, [1, 2]), expected)

@@ -33,7 +33,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., mlx_version: _Optional[str] = ..., instance_id: _Optional[str] = ..., model_shape: _Optional[str] = ..., compute_dtype: _Optional[str] = ..., reduced: _Optional[bool] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol_version", "software_version", "session", "memory_budget_bytes", "has_checkpoint", "max_message_bytes", "worker_id", "device", "lane_port", "lane_token", "reduced")
+    __slots__ = ("protocol_version", "software_version", "session", "memory_budget_bytes", "has_checkpoint", "max_message_bytes", "worker_id", "device", "lane_port", "lane_token", "reduced", "cache_bytes")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class HelloReply(_message.Message):
     LANE_PORT_FIELD_NUMBER: _ClassVar[int]
     LANE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     REDUCED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     software_version: str
     session: Session
@@ -56,7 +57,8 @@ class HelloReply(_message.Message):
     lane_port: int
     lane_token: bytes
     reduced: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., memory_budget_bytes: _Optional[int] = ..., has_checkpoint: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., worker_id: _Optional[str] = ..., device: _Optional[str] = ..., lane_port: _Optional[int] = ..., lane_token: _Optional[bytes] = ..., reduced: _Optional[bool] = ...) -> None: ...
+    cache_bytes: int
+    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., memory_budget_bytes: _Optional[int] = ..., has_checkpoint: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., worker_id: _Optional[str] = ..., device: _Optional[str] = ..., lane_port: _Optional[int] = ..., lane_token: _Optional[bytes] = ..., reduced: _Optional[bool] = ..., cache_bytes: _Optional[int] = ...) -> None: ...
 
 class OpenLaneRequest(_message.Message):
     __slots__ = ("session",)

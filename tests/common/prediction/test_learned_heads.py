@@ -146,7 +146,7 @@ def test_the_prefetcher_feeds_a_head_and_reads_what_it_says(tmp_path: Path) -> N
             for other in layers:
                 if other.incoming is not None:
                     for ticket in list(other.incoming._tickets.values()):
-                        ticket.wait(10)
+                        ticket.wait()
     for layer in layers[1:]:
         counts = layer.table.counts
         assert counts.prefetched > 20

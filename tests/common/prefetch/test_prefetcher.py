@@ -186,40 +186,50 @@ class Clock:
         return self.now
 
 
+def measured(prefetcher: Prefetcher, fetch_s: float) -> None:
+    """As if serving had measured that, and measured no demand from now on."""
+    for _ in range(10_000):
+        prefetcher.measures.fetch_idle.add(fetch_s)
+        prefetcher.measures.saved.add(fetch_s)
+        prefetcher.measures.layer_idle.add(2e-3)
+        prefetcher.measures.submit.add(50e-6)
+    prefetcher.measures.add_demand = lambda *_args, **_kw: None  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(("fetch_s", "speaks"), [(1e-3, True), (1e-9, False)])
 def test_it_speaks_where_prefetch_pays_and_is_silent_where_not(
     checkpoint: Checkpoint, fetch_s: float, speaks: bool
 ) -> None:
-    ids = trace(120)
+    ids = trace(60)
     setup = Setup(checkpoint, capacity=4)
     prefetcher = Prefetcher(setup.layers, [Oracle(ids)], 3, clock=Clock())
-    for _ in range(10_000):  # what serving would have measured
-        prefetcher.measures.fetch_idle.add(fetch_s)
-        prefetcher.measures.layer_idle.add(2e-3)
-        prefetcher.measures.submit.add(50e-6)
-    prefetcher.measures.add_demand = lambda *_args, **_kw: None  # type: ignore[method-assign]
-    drive(setup, prefetcher, ids)
-    prefetched = sum(layer.table.counts.prefetched for layer in setup.layers)
-    assert (prefetched > 0) == speaks
-    assert any(choice is not None for choice in prefetcher.choices) == speaks
+    measured(prefetcher, fetch_s)
+    drive(setup, prefetcher, ids[:32])
+    assert not any(layer.table.counts.prefetched for layer in setup.layers), "it reads before it knows"
     score = prefetcher.scores[1][0]
     assert score.recall(TOP_K) == score.precision(TOP_K) == 1.0
+    assert any(choice is not None for choice in prefetcher.choices) == speaks
+    prefetcher.worth.phase = "trying" if speaks else prefetcher.worth.phase
+    drive(setup, prefetcher, ids[32:])
+    prefetched = sum(layer.table.counts.prefetched for layer in setup.layers)
+    assert (prefetched > 0) == speaks
     setup.close()
 
 
-def test_it_rests_now_and_then_and_measures_undisturbed(checkpoint: Checkpoint) -> None:
-    ids = trace(140)
+def test_it_asks_nobody_while_it_sleeps_and_wakes_up(checkpoint: Checkpoint) -> None:
+    ids = trace(60)
     setup = Setup(checkpoint, capacity=4)
-    prefetcher = Prefetcher(setup.layers, [Oracle(ids)], 3)
-    for _ in range(10_000):  # what serving would have measured
-        prefetcher.measures.fetch_idle.add(1e-3)
-        prefetcher.measures.submit.add(1e-6)
-    added: list[tuple[int, bool]] = []
-    prefetcher.measures.add_layer = lambda _s, flying: added.append((prefetcher.steps % 64, flying > 0))  # type: ignore[method-assign]
-    prefetcher.measures.layer_idle.add(2e-3)
-    drive(setup, prefetcher, ids)
-    assert any(flying for _, flying in added), "reads that ended within the layer must count too"
-    assert not any(flying for step, flying in added if step >= 60)
+    oracle = Oracle(ids)
+    prefetcher = Prefetcher(setup.layers, [oracle], 3, clock=Clock())
+    prefetcher.worth.phase = "asleep"
+    seen: list[int] = []
+    oracle.observe = lambda layer, _routing: seen.append(layer)  # type: ignore[method-assign]
+    drive(setup, prefetcher, ids[:30])
+    assert not seen
+    assert prefetcher.steps == 30
+    prefetcher.worth.phase = "learning"
+    drive(setup, prefetcher, ids[:1])
+    assert seen == [0, 1, 2]
     setup.close()
 
 

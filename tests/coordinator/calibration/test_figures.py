@@ -170,7 +170,7 @@ def test_the_demo_models_figures_are_plausible() -> None:
     readers = ReaderPool(2)
     phases: list[str] = []
     try:
-        model, scratch = load_host_model(checkpoint, "float32"), scratch_layer(checkpoint, store, "float32")
+        model, scratch = load_host_model(checkpoint, "float32"), scratch_layer(checkpoint, store, readers, "float32")
         steps = DecodeSteps(model, {spec.index: scratch for spec in checkpoint.shape.layers})
         local = measure_local(checkpoint, store, readers, steps, scratch, "float32", phases.append)
     finally:

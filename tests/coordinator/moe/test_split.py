@@ -8,7 +8,7 @@ Run: .venv/bin/pytest tests/coordinator/moe/test_split.py
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -19,8 +19,9 @@ from fixtures.checkpoints import make_checkpoint
 from fixtures.fake_workers import Experts, FakeTransport, FakeWorker
 from fixtures.sums import exact_sums, sum_bound
 
-from titan.common.errors import WorkerOverloaded
+from titan.common.errors import ChecksumMismatch, WorkerOverloaded
 from titan.common.experts import ExpertLayer
+from titan.common.slots.buffers import LayerBuffers
 from titan.coordinator.moe.dispatch import Dispatcher
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.placement.cost import Costs
@@ -199,3 +200,42 @@ def test_a_worker_that_was_overloaded_is_asked_again_in_the_next_layer(
     scores = mx.ones((1, TOP_K)) if precision == "reduced" else None
     mx.eval(duo.dispatcher.execute(0, x, chosen, scores))
     assert len(duo.one.calls) == 2
+
+
+def unreadable(layer: int, expert: int, _targets: Sequence[np.ndarray]) -> None:
+    raise ChecksumMismatch(f"expert {expert} of layer {layer} is not what was packed", "pack it again")
+
+
+def beside_a_broken_disk(duo: Duo, one_s: float) -> None:
+    """Nothing can be read here, and each worker holds a half; `one` takes `one_s` a pair, `two` an hour."""
+    duo.divide()
+    duo.dispatcher.costs = Costs((1e-6, one_s, 3600.0), (0.0, one_s, 3600.0), (0.0,) * 3, ssd_s=1.0, readers=1)
+    duo.home = ExpertLayer(LayerBuffers(duo.home.buffers.layer, TOP_K, "float32"), unreadable)
+    duo.dispatcher = Dispatcher(
+        {0: duo.home}, duo.workers, HIDDEN, "float32", None, duo.dispatcher.costs, reduced=duo.dispatcher.reduced
+    )
+
+
+@pytest.mark.parametrize(("one_s", "rescued_by"), [(3600.0, {"one", "two"}), (1e-6, {"two"})])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_what_cannot_be_read_here_a_worker_that_has_it_executes(
+    experts: Experts, stack: ExitStack, precision: str, rows: int, one_s: float, rescued_by: set[str]
+) -> None:
+    duo = Duo(experts, stack, precision)
+    beside_a_broken_disk(duo, one_s)
+    duo.check(rows)
+    done = duo.dispatcher.executed
+    assert done.rescued == sum(done.remote[name] for name in rescued_by) > 0
+    assert sum(done.remote.values()) == rows * TOP_K
+
+
+def test_what_cannot_be_read_here_and_nobody_has_is_an_error(
+    experts: Experts, stack: ExitStack, precision: str
+) -> None:
+    duo = Duo(experts, stack, precision)
+    beside_a_broken_disk(duo, 1e-6)
+    two, duo.workers[1].ready = duo.workers[1].ready, None
+    with pytest.raises(ChecksumMismatch):
+        duo.check(3)
+    duo.workers[1].ready = two
+    duo.check(3)

@@ -35,7 +35,9 @@ def link(worker: RunningWorker, request: pytest.FixtureRequest) -> Iterator[Work
     spec = Worker(name=NAME, addresses=(worker.server.address,))
     own = Certificates(OwnCertificate(worker.credentials))
     timeouts = Timeouts(execute=0.05)
-    made = WorkerLink(spec, own, timeouts, worker.shape, worker.dtype, "instance-1", worker.store, request.param)
+    made = WorkerLink(
+        spec, own, timeouts, worker.shape, worker.dtype, "instance-1", worker.store.read_bytes, request.param
+    )
     made.assign(worker.share.pinned)
     made.start()
     assert made.wait(("ready",), time.monotonic() + DEADLINE_S), made.status
