@@ -73,7 +73,7 @@ def _plan_for(hosts: Path, trace: Path | None, time_limit_s: float, replan: bool
     with status, cluster_of(hosts, measure_again=replan, report=status.update) as cluster:
         frequencies, reuse = None, None
         if trace is not None:
-            read = read_trace(trace, fingerprint=cluster.checkpoint.shape.fingerprint)
+            read = read_trace(trace, fingerprint=cluster.checkpoint.shape.fingerprint, min_rows=1)
             frequencies = tuple(tuple(row) for row in read.frequencies().tolist())
             reuse = reuse_of(read)
         cluster.load_host()

@@ -84,7 +84,7 @@ def _problem(nodes: Path, shape: str | None, trace: Path | None, zipf: float) ->
         problem = replace(problem, sync_s=given.sync_us * 1e-6)
     if trace is not None:
         header = TraceHeader(problem.fingerprint, problem.layers, problem.num_experts, problem.top_k)
-        read = _same_sizes(read_trace(trace), header)
+        read = _same_sizes(read_trace(trace, min_rows=1), header)
         rows = read.frequencies().tolist()
         return replace(problem, frequencies=tuple(tuple(row) for row in rows), reuse=reuse_of(read))
     if zipf:
@@ -162,7 +162,7 @@ def _show_replay(study: Study, console: Console) -> None:
 
 def _routing(trace: Path | None, shape: str | None, zipf: float, reuse: float, rows: int, seed: int) -> Trace:
     if trace is not None:
-        return read_trace(trace, max_rows=rows)
+        return read_trace(trace, max_rows=rows, min_rows=2)
     if shape is None:
         raise ConfigError("there is nothing to replay", "give --trace FILE, or --shape NAME to make a trace up")
     found = find_shape(shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
 
 from titan.common.units import format_seconds
@@ -15,13 +16,26 @@ from titan.placement.replay import PlanRun, check_same_model, replay_plan
 from titan.placement.simulate import POLICIES, run_table
 from titan.placement.trace import Trace
 
+WINDOWS = (4, 16, 64)  # rows
+
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Results, ready for JSON. Hit rates by capacity then policy; prefetch by predictor then depth."""
+    """Results, ready for JSON. Hit rates by capacity then policy; prefetch by predictor then depth.
+
+    Args:
+        reuse: share of a row's experts that the row before selected too; `reuse_by_chance` if rows were independent.
+        together: share of the rows that select both experts of the most frequent pair of a layer, mean over layers;
+            `together_by_chance` if the two were independent.
+        working_set: distinct experts of a layer by number of consecutive rows.
+    """
 
     rows: int
     reuse: float
+    reuse_by_chance: float
+    together: float
+    together_by_chance: float
+    working_set: dict[str, float]
     hottest_share: float
     hit_rates: dict[str, dict[str, float]]
     prefetch: dict[str, dict[str, PrefetchRun]]
@@ -68,10 +82,16 @@ class Study:
                     readers=readers,
                     layer_s=layer_s,
                 )
-        frequencies = np.sort(trace.frequencies(), axis=1)[:, ::-1]
+        seen = trace.frequencies()
+        frequencies = np.sort(seen, axis=1)[:, ::-1]
+        together, by_chance = _most_together(trace, seen)
         return Study(
             rows=len(trace.ids),
             reuse=float(trace.reuse().mean()),
+            reuse_by_chance=float((seen**2).sum(axis=1).mean() / top_k),
+            together=together,
+            together_by_chance=by_chance,
+            working_set={str(w): float(trace.working_set(w).mean()) for w in WINDOWS if w <= len(trace.ids)},
             hottest_share=float(frequencies[:, : max(1, experts // 10)].sum(axis=1).mean() / top_k),
             hit_rates=hits,
             prefetch=prefetch,
@@ -79,6 +99,17 @@ class Study:
             replay=None if plan is None else replay_plan(plan, problem_of(plan), trace),
             predicted_step_s=None if plan is None or plan.predicted is None else plan.predicted.step_s,
         )
+
+
+def _most_together(trace: Trace, frequencies: NDArray[np.float64]) -> tuple[float, float]:
+    """See `Study.together`."""
+    found = []
+    for layer, row in enumerate(frequencies):
+        pairs = np.triu(trace.coactivation(layer), 1)
+        a, b = np.unravel_index(int(np.argmax(pairs)), pairs.shape)
+        found.append((pairs[a, b], row[a] * row[b]))
+    together, by_chance = np.mean(found, axis=0).tolist()
+    return together, by_chance
 
 
 def problem_of(plan: Plan) -> Problem:
@@ -99,11 +130,18 @@ def problem_of(plan: Plan) -> Problem:
 
 def study_tables(study: Study) -> list[Table]:
     """The results as tables for a terminal."""
-    hits = Table(
-        title=f"hit rate of a layer's table, {study.rows} rows (reuse {study.reuse:.2f}; the most frequent tenth of "
-        f"experts takes {study.hottest_share:.0%})",
-        title_justify="left",
+    routing = Table(title=f"what {study.rows} rows say of the routing", title_justify="left", show_header=False)
+    routing.add_row("choices that go to the most frequent tenth of the experts", f"{study.hottest_share:.0%}")
+    routing.add_row(
+        "experts of a row that the row before selected", f"{study.reuse:.0%} (by chance {study.reuse_by_chance:.0%})"
     )
+    routing.add_row(
+        "rows that select both of the most frequent pair",
+        f"{study.together:.0%} (by chance {study.together_by_chance:.0%})",
+    )
+    for rows, size in study.working_set.items():
+        routing.add_row(f"distinct experts of a layer in {rows} rows", f"{size:.1f}")
+    hits = Table(title="hit rate of a layer's table", title_justify="left")
     for column in ("slots C", *POLICIES):
         hits.add_column(column, justify="right")
     for capacity, rates in study.hit_rates.items():
@@ -114,4 +152,4 @@ def study_tables(study: Study) -> list[Table]:
     for name, runs in study.prefetch.items():
         for depth, run in runs.items():
             fetch.add_row(name, depth, f"{run.recall:.2f}", f"{run.precision:.2f}", format_seconds(run.stall_s))
-    return [hits, fetch]
+    return [routing, hits, fetch]

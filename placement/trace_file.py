@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 import zlib
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from titan.placement.trace import TraceHeader
 MAGIC = b"TITANTR1"
 VERSION = 1
 BLOCK_BYTES = 64 << 10
+FLUSH_S = 10.0  # what a recorder that is killed loses at most, while rows come
 MAX_HEADER_BYTES = 1 << 16
 MAX_BLOCK_BYTES = 16 << 20
 MAX_ROWS_A_STEP = 1 << 14
@@ -50,6 +52,7 @@ class TraceWriter:
         self.path, self.header, self.failed = path, header, False
         self._limit, self._probabilities = max(max_bytes // 2, BLOCK_BYTES), probabilities
         self._pending, self._size = bytearray(), 0
+        self._flushed_s = time.monotonic()
         self._fd: int | None = None
         if path.exists():
             self._guard(self._rotate)
@@ -77,7 +80,7 @@ class TraceWriter:
                 raise ValueError(f"probabilities have shape {shares.shape}, not {array.shape}")
             scaled = np.rint(np.clip(np.nan_to_num(shares), 0, 1) * 255)
             self._pending += scaled.transpose(1, 0, 2).astype(np.uint8).tobytes()
-        if len(self._pending) >= BLOCK_BYTES:
+        if len(self._pending) >= BLOCK_BYTES or time.monotonic() - self._flushed_s > FLUSH_S:
             self.flush()
 
     def flush(self) -> None:
@@ -140,6 +143,7 @@ class TraceWriter:
             self._open()
         self._put(block)
         self._pending.clear()
+        self._flushed_s = time.monotonic()
 
     def _put(self, data: bytes) -> None:
         assert self._fd is not None

@@ -24,13 +24,14 @@ from titan.placement.trace_file import (
 )
 
 
-def read_trace(path: Path, *, fingerprint: str | None = None, max_rows: int = 200_000) -> Trace:
+def read_trace(path: Path, *, fingerprint: str | None = None, max_rows: int = 200_000, min_rows: int = 0) -> Trace:
     """Read a trace and the file rotated away before it, the last `max_rows` rows.
 
     A block that the end of the file cuts short (the recorder was killed) is left out.
 
     Args:
         fingerprint: refuse the trace of another checkpoint.
+        min_rows: refuse one with fewer.
 
     Raises:
         PlanError: absent, not a trace, another version or model, damaged, or with impossible ids.
@@ -53,6 +54,11 @@ def read_trace(path: Path, *, fingerprint: str | None = None, max_rows: int = 20
         total += rows
         if total >= max_rows:
             break
+    if total < min_rows:
+        raise PlanError(
+            f"{path} has {total} rows, at least {min_rows} are needed",
+            "answer some requests with titan-coordinator --trace FILE; rows are written every 10 s, and when it stops",
+        )
     kept.reverse()
     shape = (len(header.layers), header.top_k)
     per_row = shape[0] * shape[1]

@@ -18,6 +18,7 @@ import numpy as np
 from titan.common.registry import Checkpoint
 from titan.common.slots.buffers import LayerBuffers
 from titan.common.store import CacheMode, ExpertStore, ReaderPool
+from titan.coordinator.bench.fio import fio_bytes_per_s
 
 __all__ = ["InstallFigures", "bench_install"]
 
@@ -100,7 +101,7 @@ def bench_install(checkpoint: Checkpoint, pack: Checkpoint) -> list[InstallFigur
 
 
 def _sequential(pack: Checkpoint, store: ExpertStore, descriptor: int, buffers: LayerBuffers) -> list[InstallFigures]:
-    """Experts as they lie in the first file, READERS at a time: bare and through the store, by turns."""
+    """Experts as they lie in the first file, READERS at a time: bare and through the store by turns, and fio if any."""
     spec = pack.shape.layers[0]
     file = pack.ranges(spec.index, 0)[0].file
     places = sorted(
@@ -131,12 +132,19 @@ def _sequential(pack: Checkpoint, store: ExpertStore, descriptor: int, buffers: 
             pool.run_all([lambda n=n, o=o: bare(n, o) for n, (o, _, _) in chunk])
         seconds[how].append((time.perf_counter() - start) / CHUNK)
     pool.close()
-    base = statistics.median(seconds["bare preadv"])
-    rows = []
-    for how, times in seconds.items():
-        median = statistics.median(times)
-        name = f"sequential, {how}, {READERS} readers, direct"
-        rows.append(
-            InstallFigures(name, spec.expert_bytes, 1e6 * median, median / base, spec.expert_bytes / median / 1e9)
+    each_s = {how: statistics.median(times) for how, times in seconds.items()}
+    base, reference = each_s["bare preadv"], "bare preadv"
+    rate = fio_bytes_per_s(file, length, READERS)
+    if rate is not None:
+        base, reference = length / rate, "fio"
+        each_s = {"fio": base, **each_s}
+    return [
+        InstallFigures(
+            f"sequential, {how}, {READERS} readers, direct (against {reference})",
+            spec.expert_bytes,
+            1e6 * seconds_each,
+            seconds_each / base,
+            spec.expert_bytes / seconds_each / 1e9,
         )
-    return rows
+        for how, seconds_each in each_s.items()
+    ]

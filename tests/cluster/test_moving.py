@@ -21,7 +21,7 @@ PROMPT = list(range(20, 40))
 
 def test_workers_exchange_experts_while_they_execute() -> None:
     expected = reference_tokens(load_reference(DEMO_MODEL), PROMPT, 30)
-    with LoopbackCluster(DEMO_MODEL, settings={"timeouts": {"execute": "4s"}}) as loopback:
+    with LoopbackCluster(DEMO_MODEL, settings={"timeouts": {"execute": "1500ms"}}) as loopback:
         cluster = loopback.coordinator(ClusterOptions(plan=make_plan(loopback.checkpoint, NODES, all_remote)))
         try:
             loaded = cluster.load()

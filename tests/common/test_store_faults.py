@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ import pytest
 from fixtures.checkpoints import make_checkpoint
 
 from titan.common.arrays import DISK_DTYPES
-from titan.common.errors import ChecksumMismatch, StoreError
+from titan.common.errors import CheckpointChanged, ChecksumMismatch, StoreError
 from titan.common.pack import write_pack
 from titan.common.registry import Checkpoint, open_checkpoint
 from titan.common.store import CacheMode, ExpertStore, ReaderPool
@@ -251,3 +253,50 @@ def test_the_pool_raises_the_first_error_after_all_jobs_have_ended() -> None:
     pool.close()
     with pytest.raises(StoreError, match="closed"):
         pool.prefetch(lambda: None)
+
+
+OUT_OF_DESCRIPTORS = """
+import os, resource, sys
+from pathlib import Path
+import numpy as np
+from titan.common.errors import StoreError
+from titan.common.registry import open_checkpoint
+from titan.common.store import ExpertStore
+
+store = ExpertStore(open_checkpoint(Path(sys.argv[1])))
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (os.open(os.devnull, os.O_RDONLY) + 1, hard))
+try:
+    store.read_bytes(0, 3)
+except StoreError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+print(len(store.read_bytes(0, 3)))
+"""
+
+
+def test_at_the_real_limit_of_descriptors_it_says_so_and_goes_on_when_there_are_some(source: Checkpoint) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_DESCRIPTORS, str(source.path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    said, read_bytes = done.stdout.splitlines()
+    assert "Too many open files" in said
+    assert "ulimit -n" in said
+    assert int(read_bytes) == source.shape.layers[0].expert_bytes
+
+
+def test_a_file_that_shrinks_while_its_pages_are_cached_is_named(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(make_checkpoint(tmp_path / "model"))
+    store = ExpertStore(checkpoint)
+    views = [targets(checkpoint) for _ in range(2)]
+    store.read_experts(0, [0, 7], views)
+    end = max(part.offset + part.nbytes for part in checkpoint.ranges(0, 7))
+    os.truncate(checkpoint.shards[0].path, end - 1)
+    assert store.read_cached(0, [0, 7], views) == [1], "half an expert was taken for a whole one"
+    with pytest.raises(CheckpointChanged, match="ends before byte"):
+        store.read_experts(0, [7], views[1:])
+    store.close()

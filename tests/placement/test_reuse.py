@@ -19,6 +19,7 @@ from titan.placement.replay import replay_plan
 from titan.placement.reuse import LAGS, ReuseCounts, chance_fresh, expected_misses, over_layers, reuse_of
 from titan.placement.routing import sample, weights_from_frequencies, zipf_frequencies
 from titan.placement.simulate import run_table
+from titan.placement.study import Study
 from titan.placement.synthetic import synthetic_trace
 from titan.placement.trace import Trace, TraceHeader
 
@@ -77,6 +78,17 @@ def test_a_step_of_several_sequences_misses_more_but_no_more_than_it_selects() -
     replayed = sum(run_table(steps, 12).misses) / len(steps)
     assert expected_misses(frequencies, 12, frequencies, None, 2) == pytest.approx(replayed, rel=0.05)
     assert expected_misses(frequencies, EXPERTS, frequencies, fresh) == 0
+
+
+def test_a_study_says_what_the_rows_say() -> None:
+    trace = synthetic_trace(HEADER, 600, zipf=0.8, reuse=0.6, seed=6)
+    study = Study.of(trace, capacities=(4,), depths=(1,), fetch_s=1e-3, layer_s=1e-4, readers=1)
+    assert study.reuse == pytest.approx(trace.reuse().mean())
+    assert study.reuse > 0.55 > study.reuse_by_chance > TOP_K / EXPERTS
+    pairs = [np.triu(trace.coactivation(layer), 1).max() for layer in range(4)]
+    assert study.together == pytest.approx(np.mean(pairs))
+    assert 0 < study.together_by_chance < 1
+    assert 4 < study.working_set["4"] < study.working_set["16"] < study.working_set["64"] <= EXPERTS
 
 
 def tight(**more: object) -> Problem:

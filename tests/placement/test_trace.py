@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from titan.common.errors import PlanError, StoreError
+from titan.placement import trace_file
 from titan.placement.routing import zipf_frequencies
 from titan.placement.synthetic import synthetic_trace
 from titan.placement.trace import Trace, TraceHeader
@@ -73,6 +74,16 @@ def test_a_recorder_that_was_killed_leaves_a_readable_file(tmp_path: Path) -> No
     back = read_trace(path)
     assert 0 < len(back.ids) < 6_000
     assert (back.ids == trace.ids[: len(back.ids)]).all()
+
+
+def test_few_rows_are_written_before_a_block_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "FLUSH_S", -1.0)
+    writer = TraceWriter(tmp_path / "t", HEADER)
+    writer.write(synthetic_trace(HEADER, 1).ids.transpose(1, 0, 2))
+    assert len(read_trace(tmp_path / "t", min_rows=1).ids) == 1
+    with pytest.raises(PlanError, match="1 rows, at least 2 are needed"):
+        read_trace(tmp_path / "t", min_rows=2)
+    writer.close()
 
 
 def test_no_space_ends_recording_with_a_sentence(tmp_path: Path) -> None:
