@@ -181,14 +181,19 @@ class Replanner:
         return {"moved": plan is not None, "predicted_step_s": step_s}
 
     def _move(self, plan: Plan) -> None:
-        cluster = self._cluster
-        changed = begin_move(cluster, plan)
-        for done, position in enumerate(changed):
-            if self._stop.is_set():
-                return
-            self._on_engine(lambda position=position: move_layer(cluster, plan, position))
-            log.debug("layer moved", layer=plan.layers[position], done=done + 1, of=len(changed))
-        self._on_engine(lambda: finish_move(cluster, plan))
+        cluster, running = self._cluster, self._cluster.plan
+        try:
+            changed = begin_move(cluster, plan)
+            for done, position in enumerate(changed):
+                if self._stop.is_set():
+                    raise PlanError("the move was interrupted", "the running plan stays")
+                self._on_engine(lambda position=position: move_layer(cluster, plan, position))
+                log.debug("layer moved", layer=plan.layers[position], done=done + 1, of=len(changed))
+            self._on_engine(lambda: finish_move(cluster, plan))
+        except BaseException:
+            if running is not None and cluster.plan is running:
+                cluster.workers.assign(running)  # they hold again what dispatch takes them to hold
+            raise
 
     def _on_engine(self, work: Callable[[], None]) -> None:
         future = self._between_steps(work)

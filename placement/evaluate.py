@@ -60,6 +60,7 @@ class Evaluator:
         self._spans: dict[tuple, LayerTime] = {}
         self._powers: dict[int, Floats] = {}
         self._routing: dict[tuple[int, int, int, int], Ints] = {}
+        self._ranks: dict[tuple[bytes, int, int, int], Ints] = {}
 
     @property
     def fixed_s(self) -> float:
@@ -107,10 +108,18 @@ class Evaluator:
         """Sampled routing of a layer [steps, rows, K], the same each time it is asked for."""
         key = (self.kind[layer], steps, rows, seed)
         if key not in self._routing:
-            rng = np.random.default_rng((seed, rows, self.kind[layer]))
-            ids = sample(self.weights[layer], self.top_k, steps * rows, rng)
+            order = np.argsort(self.weights[layer], kind="stable")
+            ids = order[self._ranked(self.weights[layer][order], steps, rows, seed)]
             self._routing[key] = ids.reshape(steps, rows, self.top_k)
         return self._routing[key]
+
+    def _ranked(self, weights: Floats, steps: int, rows: int, seed: int) -> Ints:
+        """Sampled ranks [steps * rows, K]: layers whose weights differ in order alone share them."""
+        key = (weights.tobytes(), steps, rows, seed)
+        if key not in self._ranks:
+            rng = np.random.default_rng((seed, rows))
+            self._ranks[key] = sample(weights, self.top_k, steps * rows, rng)
+        return self._ranks[key]
 
     def step(self, place: Ints, slots: Sequence[int] | None = None) -> float:
         """Expected step at batch 1 of an arrangement [layers, E]: seconds (5), or (7) when weights are given."""
@@ -251,10 +260,17 @@ def _weights(problem: Problem) -> tuple[list[Floats], list[int]]:
         flat = np.ones(problem.num_experts)
         return [flat] * len(problem.layers), [0] * len(problem.layers)
     known: dict[tuple[float, ...], tuple[int, Floats]] = {}
+    fitted: dict[tuple[float, ...], Floats] = {}  # by frequencies in ascending order
     weights, kinds = [], []
     for row in problem.frequencies:
         if row not in known:
-            known[row] = (len(known), weights_from_frequencies(row, problem.top_k))
+            order = np.argsort(row, kind="stable")
+            ranked = tuple(row[i] for i in order)
+            if ranked not in fitted:
+                fitted[ranked] = weights_from_frequencies(ranked, problem.top_k)
+            own = np.empty(len(row))
+            own[order] = fitted[ranked]
+            known[row] = (len(known), own)
         kinds.append(known[row][0])
         weights.append(known[row][1])
     return weights, kinds

@@ -27,7 +27,9 @@ _REASONS = {
     "tuple_type": "should be a list, one `- item` a line",
     "list_type": "should be a list, one `- item` a line",
     "string_type": "should be plain text",
+    "float_parsing": "should be a number",
 }
+_NOT_FINITE = ("nan", "inf", "infinity")
 
 
 def load_yaml(
@@ -76,6 +78,10 @@ def _problem(error: Mapping[str, typing.Any], root: type[BaseModel]) -> Problem:
         return Problem(location, f"has {bounds['actual_length']} items; there may be {limit}")
     if kind not in ("missing", "value_error") and error["input"] is None:
         return Problem(location, "has no value. Write one, or remove the line")
+    if kind == "finite_number" or (
+        kind == "float_parsing" and str(error["input"]).strip().lower().lstrip("+-.") in _NOT_FINITE
+    ):
+        return Problem(location, f"must be a finite number, not {error['input']}")
     return Problem(location, _REASONS.get(kind) or str(error["msg"]).removeprefix("Value error, "))
 
 

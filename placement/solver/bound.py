@@ -16,9 +16,11 @@ from titan.placement.solver.layer_bound import LayerBound
 from titan.placement.solver.outcome import Outcomes
 from titan.placement.solver.reach import INTERVALS
 from titan.placement.solver.rooms import levels, own_levels, split
+from titan.placement.solver.shares import MAX_KINDS, MAX_NODES, MAX_TOP_K, Shares
 
 Floats = NDArray[np.float64]
 CLASSES = (3, 5)
+FEW_NODES = 6  # with more and skewed routing, shares take longest and come last
 TABLE_BYTES = 256 << 20  # of the largest array: beyond, only what no placement changes is proven
 FINE_WORK, FULL_WORK = 4.0, 16.0  # kinds of layers times (E / 256)^2
 CUTS = (0, 2, 8, 30)
@@ -79,10 +81,11 @@ def layer_kinds(evaluator: Evaluator) -> dict[tuple[tuple[float, ...], int], lis
 def lower_bound(evaluator: Evaluator, deadline: float) -> Bound:
     """No plan's expected step at batch 1 is shorter, see `docs/placement.md` for what is assumed.
 
-    Workers are divided into few classes first, then into more: which is tighter depends on how they differ. Stops at
-    `deadline` (time.monotonic()) with what is proven by then.
+    Workers are divided into few classes first; unlike ones are then looked at by themselves, then in more classes:
+    the largest bound counts. Stops at `deadline` (time.monotonic()) with what is proven by then.
     """
     effort = Effort.of(evaluator)
+    late = not all(evaluator.flat) and len(evaluator.problem.nodes) > FEW_NODES
     best: Bound | None = None
     for limit in CLASSES:
         classes = worker_classes(evaluator.problem, evaluator.costs, limit)
@@ -92,10 +95,24 @@ def lower_bound(evaluator: Evaluator, deadline: float) -> Bound:
         dual = _bound_with(evaluator, classes, effort, deadline, start)
         if best is None:
             best = Bound(dual.bound_s, classes, dual)
+            if not late:
+                alone = _by_shares(evaluator, best.bound_s, (time.monotonic() + 2 * deadline) / 3)
+                best = replace(best, bound_s=max(alone or 0.0, best.bound_s))
         elif dual.bound_s > best.bound_s:
             best = replace(best, bound_s=dual.bound_s)
     assert best is not None
+    if late:
+        best = replace(best, bound_s=max(_by_shares(evaluator, best.bound_s, deadline) or 0.0, best.bound_s))
     return replace(best, bound_s=evaluator.fixed_s + best.bound_s * (1 - 1e-9))
+
+
+def _by_shares(evaluator: Evaluator, above_s: float, deadline: float) -> float | None:
+    """`Shares.bound` where it can be tighter than the tables and is not too much work."""
+    kinds = [(layers[0], len(layers), size) for (_, size), layers in layer_kinds(evaluator).items()]
+    unlike = len(worker_classes(evaluator.problem, evaluator.costs, 2)) > 1
+    if not unlike or len(kinds) > MAX_KINDS or evaluator.top_k > MAX_TOP_K or len(evaluator.problem.nodes) > MAX_NODES:
+        return None
+    return Shares(evaluator, kinds).bound(above_s, deadline) if time.monotonic() < deadline else None
 
 
 def _inherited(coarse: Bound, classes: list[WorkerClass]) -> Floats:
@@ -112,13 +129,14 @@ def _bound_with(
     outcomes = Outcomes(costs, workers, top_k)
     tails = [[n for c in classes[i:] for n in c.members] for i in range(1, len(classes))]
     deep = [outcomes.deep(costs, tail) for tail in [*tails, []]]
-    cut = [split(level, top_k, float(outcomes.home[top_k])) for level in levels(costs, classes, top_k)]
-    own = own_levels(costs, classes, top_k) if effort.own else None
+    possible = effort.possible and time.monotonic() < deadline
+    cut = [split(x, top_k, float(outcomes.home[top_k])) for x in levels(costs, classes, top_k)] if possible else []
+    own = own_levels(costs, classes, top_k) if effort.own and possible else None
     floor_s = float(outcomes.least.min())
     groups = []
     for (_, size), layers in layer_kinds(evaluator).items():
         table = None
-        if effort.possible and time.monotonic() < deadline:
+        if possible and time.monotonic() < deadline:
             table = LayerBound(
                 evaluator.weights[layers[0]],
                 cut,

@@ -65,7 +65,7 @@ def _levels(costs: Costs, classes: list[WorkerClass], top_k: int, counted: list[
     starts = [0.0, *(c.theta_s for c in classes), costs.ssd_s]
     out = []
     for start, end, these in zip(starts[:-1], starts[1:], counted, strict=True):
-        length, room = _pieces(times, start, min(end, costs.ssd_s))
+        length, room = pieces(times, start, min(end, costs.ssd_s))
         busy = room[:, 1:][:, these]
         most, usable = busy.max(axis=1, initial=0), (busy > 0).sum(axis=1)
         out.append(Level(length, room[:, 0], busy.sum(axis=1), most, usable, _packed(busy, top_k)))
@@ -86,14 +86,14 @@ def _part(level: Level, take: NDArray[np.bool_], home: Ints) -> Level:
     )
 
 
-def _pieces(times: NDArray[Any], start: float, end: float) -> tuple[Floats, Ints]:
+def pieces(times: NDArray[Any], start: float, end: float, most: int = MAX_PIECES) -> tuple[Floats, Ints]:
     """([pieces] seconds, [pieces, nodes] room) between two instants."""
     if end <= start:
         return np.zeros(0), np.zeros((0, len(times)), dtype=np.int64)
     inside = times[(times > start) & (times < end)]
     edges = np.unique(np.concatenate([[start], inside, [end]]))
-    if len(edges) - 1 > MAX_PIECES:
-        wanted = np.linspace(start, end, MAX_PIECES + 1)
+    if len(edges) - 1 > most:
+        wanted = np.linspace(start, end, most + 1)
         edges = np.unique(edges[np.clip(np.searchsorted(edges, wanted), 0, len(edges) - 1)])
     last = np.array([np.max(times[times < b], initial=0.0) for b in edges[1:]])
     reached = np.maximum(edges[:-1], last)

@@ -60,9 +60,9 @@ def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.
     started = time.monotonic()
     baselines = {name: predict(evaluator, row, seed=seed, steps=BASELINE_STEPS) for name, row in naive.items()}
     clock.reserve(time.monotonic() - started)  # about what the plan's own prediction takes, with more steps
-    bound = lower_bound(drawn, clock.at(0.4))
-    candidates = [construct(drawn, bound.classes, bound.dual.used, clock.at(0.55)), *naive.values()]
-    smaller = _without_one(drawn, clock.at(0.65))
+    bound = lower_bound(drawn, clock.at(0.5))
+    candidates = [construct(drawn, bound.classes, bound.dual.used, clock.at(0.6)), *naive.values()]
+    smaller = _without_one(drawn, clock.at(0.68))
     place = best_of(evaluator, [*candidates, *smaller.values()])
     tries = 1000 if place.size > 1024 else 4000
     place = polish(evaluator, place, seed=seed, deadline=clock.at(0.85), tries=tries)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from fixtures.reference import load_reference, reference_tokens
 
+from titan.common.errors import PlanError
 from titan.coordinator.cluster import ClusterOptions
 from titan.coordinator.demo.cluster import LoopbackCluster
 from titan.coordinator.demo.run import wait_until_ready
@@ -133,6 +134,19 @@ async def test_text_of_another_kind_brings_another_plan(monkeypatch: pytest.Monk
                 await asyncio.to_thread(lambda: broken.replan(frequencies=others, force=True))
             assert cluster.plan is before, "a move that was interrupted changed the plan"
             assert cluster.frequencies is None
+            assert await _answer(engine) == expected
+            stopped = Replanner(cluster, engine.run_between_steps)
+            stopped.close(0)  # as when the coordinator is told to end while experts are on their way
+            with pytest.raises(PlanError, match="interrupted"):
+                await asyncio.to_thread(lambda: stopped.replan(frequencies=others, force=True))
+            assert cluster.plan is before
+            assert not stopped.done
+            await asyncio.to_thread(cluster.workers.wait)
+            assert before is not None
+            for node, link in enumerate(cluster.links, 1):
+                held = {layer: set(e) for layer, e in zip(before.layers, before.held_by(node), strict=True) if e}
+                assert link.ready is not None
+                assert {layer: set(e) for layer, e in link.ready.held.items() if e} == held, "workers kept the new plan"
             assert await _answer(engine) == expected
 
             replanner = Replanner(cluster, engine.run_between_steps, period_s=0.1)

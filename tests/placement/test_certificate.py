@@ -2,85 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from fixtures.placement_cases import FAR, optimum_with_replicas, uneven_case
 
 from titan.placement import Node, Plan, Problem, solve
 from titan.placement.bench_cases import small_case
-from titan.placement.cost import Costs
-from titan.placement.dispatch import choose
 from titan.placement.evaluate import Evaluator
 from titan.placement.predict import batch_step
 from titan.placement.replay import replay_plan
 from titan.placement.routing import sample, zipf_layers
 from titan.placement.solver.bound import lower_bound
 from titan.placement.solver.exact import by_counts, by_routing
-from titan.placement.solver.highs import INFINITY, Highs
 from titan.placement.trace import Trace, TraceHeader
-
-FAR = 1e18  # a deadline that never comes
-
-
-def uneven_case(seed: int, *, experts: int = 5, layers: int = 2, workers: int = 2) -> Problem:
-    """A small flat problem: workers of unlike speed, distance and SSD, memory from tight to spare."""
-    rng = np.random.default_rng(seed)
-    top_k = int(rng.integers(1, 4))
-    wanted, scale = layers * experts, float(rng.choice([1.0, 8.0, 25.0]))
-    home = max(layers * top_k, int(wanted * rng.uniform(0.2, 0.7)))
-    ssd_s = float(rng.choice([6e-5, 3e-4, 5e-3]))
-    nodes = [Node("home", home, 20e-6, 5e-6, ssd_s=ssd_s, readers=int(rng.choice([1, 2, 4])))]
-    for i in range(workers):
-        speed, far = 20e-6 * float(rng.choice([0.4, 1.0, 3.0])), 20e-6 * scale * float(rng.uniform(0.3, 3))
-        memory = int(wanted * rng.choice([0.15, 0.4, 1.0]))
-        nodes.append(Node(f"w{i}", memory, speed, round_trip_s=far, ssd_s=float(rng.uniform(1e-4, 1e-2))))
-    return Problem(
-        fingerprint="0" * 64,
-        layers=tuple(range(layers)),
-        expert_bytes=(1,) * layers,
-        num_experts=experts,
-        top_k=top_k,
-        attention_s=(5e-5,) * layers,
-        nodes=tuple(nodes),
-        sync_s=float(rng.choice([0.0, 2e-5])),
-        batch_rows=(1,),
-    )
-
-
-def optimum_with_replicas(problem: Problem) -> float:
-    """Expected step of the best placement when every expert may be held by any set of nodes and dispatch is optimal,
-    by an integer program over all ways to hold a layer's (exchangeable) experts."""
-    costs, top_k, experts = Costs.of(problem.nodes), problem.top_k, problem.num_experts
-    nodes = range(len(problem.nodes))
-    sets = [s for size in range(len(problem.nodes) + 1) for s in itertools.combinations(nodes, size)]
-    best: dict[tuple[int, ...], float] = {}
-    for held in itertools.combinations_with_replacement(sets, experts):
-        used = [sum(n in h for h in held) for n in nodes]
-        used[0] = max(used[0], top_k)
-        whole = all(0 in h for h in held)
-        if sum(0 in h for h in held) < top_k and sum(not h for h in held):
-            continue  # a cache slot of node 0 would be empty
-        latency = Counter()
-        for rows, count in Counter(itertools.combinations([sets.index(h) for h in held], top_k)).items():
-            latency[choose(range(top_k), [sets[i] for i in rows], costs).latency_s] += count
-        total = sum(latency.values())
-        cost = sum(s * n for s, n in latency.items()) / total + (0.0 if whole else problem.sync_s)
-        key = tuple(used)
-        best[key] = min(best.get(key, INFINITY), cost)
-    highs = Highs()
-    highs.setOptionValue("mip_rel_gap", 1e-9)
-    highs.row(float(len(problem.layers)), float(len(problem.layers)))
-    for node in problem.nodes:
-        highs.row(-INFINITY, float(node.memory_bytes))
-    for used, cost in best.items():
-        terms = {0: 1.0} | {1 + n: float(c) for n, c in enumerate(used)}
-        highs.column(cost * 1e6, float(len(problem.layers)), terms, whole=True)
-    highs.run()
-    assert highs.is_optimal()
-    return sum(problem.attention_s) + highs.getInfo().objective_function_value / 1e6
 
 
 @pytest.mark.parametrize("seed", range(50))

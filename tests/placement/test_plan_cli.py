@@ -105,7 +105,9 @@ def test_simulate_makes_a_trace_up() -> None:
     [
         (NODES.replace("memory: 1.6GB", "memory: 1.6"), "memory"),
         (NODES.replace("compute_us: 20", "compute_us: -1"), "compute_us"),
-        (NODES.replace("compute_us: 20", "compute_us: nan"), "compute_us"),
+        (NODES.replace("compute_us: 20", "compute_us: nan"), "compute_us: must be a finite number, not nan"),
+        (NODES.replace("round_trip_us: 500", "round_trip_us: .inf"), r"nodes.yaml:\d+: .*_us: must be a finite number"),
+        (NODES.replace("compute_us: 20", "compute_us: fast"), "compute_us: should be a number"),
         (NODES.replace("round_trip_us: 500", "roundtrip_us: 500"), "roundtrip_us"),
         (NODES.replace("name: air", "name: mini"), "two machines are named mini"),
         ("", "empty"),
