@@ -207,12 +207,25 @@ class ExpertLayer:
         return self.overlap and 0 < len(missing) < len(distinct)
 
     def _enter(self, distinct: list[int]) -> list[int]:
-        """The router has chosen: take in what a prefetch brought; returns what is missing."""
+        """The router has chosen: take in what a prefetch brought; returns what is missing.
+
+        What is missing beside an expert that a prefetch is still reading is read meanwhile.
+        """
         if self.overdue:
             self.overdue.regain()
-        if self.incoming:
-            self.incoming.land(distinct)
-        return self.table.look_up(distinct)
+        late = self.incoming.land(distinct) if self.incoming else []
+        missing = self.table.look_up(distinct, late)
+        if not self.incoming or not late:
+            return missing
+        if missing and self._fits(distinct):
+            self.settle()
+            try:
+                self._load(missing, keep=distinct)
+            except DiskStalled:
+                self.incoming.give_up(late)
+                raise
+        self.incoming.wait_for(late)
+        return [e for e in distinct if e not in self.table.slots]
 
     def _load(self, missing: Sequence[int], keep: Sequence[int], *, pin: bool = False, install: bool = False) -> None:
         """Read `missing` into slots whose experts are not in `keep`; the caller has settled what reads them."""

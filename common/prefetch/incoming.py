@@ -70,8 +70,9 @@ class Incoming:
             begun.append(expert)
         return begun
 
-    def land(self, needed: Collection[int]) -> None:
-        """The layer is entered: map what has arrived, wait for what is needed and under way, take back the rest."""
+    def land(self, needed: Collection[int]) -> list[int]:
+        """The layer is entered: map what has arrived, take back what has not begun; returns what is needed and late."""
+        late: list[int] = []
         for expert, ticket in list(self._tickets.items()):
             if ticket.done.is_set():
                 self._finish(expert, ticket)
@@ -80,12 +81,27 @@ class Incoming:
                 self._table.release(expert)
                 self._table.counts.cancelled += 1
             elif expert in needed:
-                start = time.perf_counter()
-                self._wait(expert, ticket)
-                waited = time.perf_counter() - start
-                self._table.counts.late += 1
-                self._table.counts.late_s += waited
-                self._table.counts.stall_s += waited
+                late.append(expert)
+        return late
+
+    def wait_for(self, late: Sequence[int]) -> None:
+        """Wait for those that `land` returned and map them: they have been looked up already."""
+        start = time.perf_counter()
+        for expert in late:
+            if expert in self._tickets:
+                self._wait(expert, self._tickets[expert], used=True)
+        waited = time.perf_counter() - start
+        counts = self._table.counts
+        counts.late += len(late)
+        counts.late_s += waited
+        counts.stall_s += waited
+
+    def give_up(self, late: Sequence[int]) -> None:
+        """The disk hangs, as a demand read has found out: wait for none of them."""
+        tickets = {expert: self._tickets.pop(expert) for expert in late if expert in self._tickets}
+        self._readers.abandon(list(tickets.values()))
+        for expert, ticket in tickets.items():
+            self._overdue.add(ticket.done, [expert])
 
     def clear(self) -> None:
         """Give every slot back that can be: cancel what has not begun, wait for the rest and map it."""
@@ -97,18 +113,18 @@ class Incoming:
             else:
                 self._wait(expert, ticket)
 
-    def _wait(self, expert: int, ticket: Ticket) -> None:
+    def _wait(self, expert: int, ticket: Ticket, *, used: bool = False) -> None:
         try:
             ticket.wait_done()
         except DiskStalled:
             del self._tickets[expert]
             self._overdue.add(ticket.done, [expert])
         else:
-            self._finish(expert, ticket)
+            self._finish(expert, ticket, used=used)
 
-    def _finish(self, expert: int, ticket: Ticket) -> None:
+    def _finish(self, expert: int, ticket: Ticket, *, used: bool = False) -> None:
         del self._tickets[expert]
         if ticket.error is None:
-            self._table.map(expert, prefetched=True)
+            self._table.map(expert, prefetched=True, used=used)
         else:  # whoever needs the expert reads it again and learns what is wrong
             self._table.release(expert)

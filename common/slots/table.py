@@ -83,8 +83,11 @@ class SlotTable:
         """Experts whose slots are being filled."""
         return self._reserved.keys()
 
-    def look_up(self, experts: Sequence[int]) -> list[int]:
-        """Count and remember the use of distinct `experts`; return those that are not mapped, in order."""
+    def look_up(self, experts: Sequence[int], late: Collection[int] = ()) -> list[int]:
+        """Count and remember the use of distinct `experts`; return those that are not mapped, in order.
+
+        Those of `late` are being read ahead: they are hits, and are to be mapped as used.
+        """
         self.policy.selected(experts)
         uses = self.uses
         if self._unused:
@@ -100,6 +103,8 @@ class SlotTable:
                 hits += 1
                 if expert not in pinned:
                     self.policy.used(expert)
+            elif expert in late:
+                hits += 1
             else:
                 missing.append(expert)
         self.counts.hits += hits
@@ -129,14 +134,17 @@ class SlotTable:
             self._pinning.update(experts)
         return taken
 
-    def map(self, expert: int, *, pin: bool = False, prefetched: bool = False) -> None:
-        """The reserved slot of `expert` has been filled."""
+    def map(self, expert: int, *, pin: bool = False, prefetched: bool = False, used: bool = False) -> None:
+        """The reserved slot of `expert` has been filled. `used`: a prefetched one that was looked up meanwhile."""
         self.slots[expert] = self._reserved.pop(expert)
         self._pinning.discard(expert)
         self.counts.loads += 1
         if prefetched:
             self.counts.prefetched += 1
-            self._unused.add(expert)
+            if used:
+                self.counts.useful += 1
+            else:
+                self._unused.add(expert)
         if pin:
             self.pinned.add(expert)
         else:

@@ -96,7 +96,21 @@ def test_what_is_needed_in_flight_is_waited_for_and_counted_late(setup: Setup) -
     counts = layer.table.counts
     assert counts.late == 1
     assert 0 < counts.late_s <= counts.stall_s
-    assert counts.misses == 1
+    assert (counts.hits, counts.misses, counts.useful) == (1, 1, 1)
+
+
+def test_what_is_missing_is_read_while_what_is_late_arrives(setup: Setup) -> None:
+    layer = setup.layers[0]
+    assert layer.incoming is not None
+    setup.gate.clear()
+    layer.incoming.begin([5], keep=())
+    begun(setup, 1)
+    opener = threading.Thread(target=lambda: (begun(setup, 2), setup.gate.set()))  # only once both reads have begun
+    opener.start()
+    layer.run_rows(mx.zeros((1, HIDDEN)), np.array([[5, 1]], np.uint32))
+    opener.join()
+    assert setup.begun == [(0, 5), (0, 1)]
+    assert {1, 5} <= set(layer.table.slots)
 
 
 def test_what_has_not_begun_is_taken_back_and_its_slots_serve_demand(setup: Setup) -> None:
