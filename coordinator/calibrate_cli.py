@@ -90,11 +90,20 @@ def show_figures(figures: Figures, home_bytes: int, memory: dict[str, int | None
                 _watts(worker.power_w) if first else "",
             )
     console.print(table)
+    for name, worker in figures.workers.items():
+        if worker.ssd_s is not None:
+            console.print(
+                f"{name} reads an expert from its own disk in {format_seconds(worker.ssd_s)} (lambda_n), "
+                f"{worker.readers} at once help (w_n)",
+                markup=False,
+                soft_wrap=True,
+            )
     for name, addresses in figures.unreached.items():
         console.print(f"{name} did not answer at {', '.join(addresses)}", markup=False, soft_wrap=True)
     for name, reason in absent.items():
         console.print(f"{name} was not measured: {reason or 'it has no memory for one row of experts'}", markup=False)
     noisy = [n for n, f in [("this machine", home), *figures.workers.items()] if f.spread > NOISY]
+    noisy += [f"the disk of {n}" for n, f in figures.workers.items() if f.ssd_spread > NOISY]
     if home.others_cores > QUIET_CORES:
         console.print(
             f"other programs used {home.others_cores:.1f} cores of this machine all the time; measure again when idle"

@@ -64,6 +64,7 @@ class Planner:
             self._workers.caches(),
             cached=self.reads_cached,
             reuse=reuse,
+            disks=self._workers.disks(),
         )
 
     def solve(self, problem: Problem, time_limit_s: float | None = None) -> Plan:

@@ -18,6 +18,7 @@ from titan.placement import Node, Plan, Problem
 from titan.placement.arrangement import from_plan
 from titan.placement.evaluate import Evaluator
 from titan.placement.figures import Figures
+from titan.placement.loose import deal
 from titan.placement.reuse import Reuse
 
 log = get_logger("coordinator.plan")
@@ -36,6 +37,7 @@ def make_problem(
     *,
     cached: bool = False,
     reuse: Reuse | None = None,
+    disks: Mapping[str, float | None] | None = None,
 ) -> Problem:
     """The placement problem of this cluster.
 
@@ -48,6 +50,8 @@ def make_problem(
         caches: cache slots a layer by worker: their memory is not for experts that stay (see `with_caches`).
         cached: what is read lies in the page cache after its first reading: lambda is that of the cache.
         reuse: from row to row, if a trace or serving told.
+        disks: workers that can read from their own disks; mean seconds of a read while serving, None if not told. One
+            with `caches` reads what those slots are dealt, and nothing that is planned.
     """
     expert_bytes = tuple(slot_bytes(spec, dtype) for spec in shape.layers)
     home = figures.home if figures is not None else None
@@ -71,6 +75,9 @@ def make_problem(
             measured = figures.at(worker.name, address) or figures.workers.get(worker.name)
             why = figures.why_address(worker.name, address, max(1, shape.top_k // 2), row_bytes)
         usable = worker_bytes.get(worker.name, 0) if figures is None or measured is not None else 0
+        ssd_s, readers = 0.0, 1
+        if measured is not None and worker.name in (disks or {}) and worker.name not in (caches or {}):
+            ssd_s, readers = max(measured.ssd_s or 0.0, (disks or {})[worker.name] or 0.0), measured.readers
         usable = max(0, usable - (caches or {}).get(worker.name, 0) * sum(expert_bytes))
         nodes.append(
             Node(
@@ -79,6 +86,8 @@ def make_problem(
                 compute_s=measured.compute_s if measured else 0.0,
                 round_trip_s=measured.round_trip_s if measured else 0.0,
                 bandwidth_bytes_s=measured.bandwidth_bytes_s if measured else None,
+                ssd_s=ssd_s,
+                readers=readers,
                 address=address or None,
                 address_why=why,
                 power_w=measured.power_w if measured else None,
@@ -103,18 +112,26 @@ def make_problem(
 def with_caches(plan: Plan, caches: Mapping[str, int], worker_bytes: Mapping[str, int]) -> Plan:
     """The plan with cache slots on workers, in the memory that `make_problem` left for them.
 
-    Only layers that have more experts in nobody's memory than node 0 has cache slots get them. What they save is not in
-    the plan's prediction.
+    Only layers in which node 0 is to read more experts than it has cache slots get them; those experts are then dealt
+    out to node 0 and these workers. What that saves is not in the plan's prediction.
     """
     if not caches:
         return plan
-    short = [sum(not who for who in row) > plan.cache_slots(i) for i, row in enumerate(plan.residency)]
+    loose = plan.served_by(0)
+    short = [len(experts) > plan.cache_slots(i) for i, experts in enumerate(loose)]
     slots, nodes = [], []
     for node, row in zip(plan.nodes, plan.slots, strict=True):
         more = caches.get(node.name, 0)
         slots.append(tuple(min(plan.num_experts, s + more * here) for s, here in zip(row, short, strict=True)))
         nodes.append(replace(node, memory_bytes=worker_bytes[node.name]) if more else node)
+    reads = [list(row) for row in plan.reads]
     plan = replace(plan, nodes=tuple(nodes), slots=tuple(slots))
+    for layer, row in enumerate(reads):
+        shares = [plan.cache_slots(layer, n) * (n == 0 or node.name in caches) for n, node in enumerate(plan.nodes)]
+        for n, experts in enumerate(deal(loose[layer], shares) if short[layer] else ()):
+            for expert in experts:
+                row[expert] = n
+    plan = replace(plan, reads=tuple(map(tuple, reads)))
     plan.validate()
     return plan
 

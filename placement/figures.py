@@ -14,11 +14,12 @@ import numpy as np
 from titan.common.errors import PlanError
 from titan.common.units import format_seconds
 
-FIGURES_VERSION = 2
+FIGURES_VERSION = 3
 MAX_FIGURES_BYTES = 1 << 20
 MAX_TEXT = 512
 TEXTS = ("address", "transport")
-MAY_BE_ABSENT = ("bandwidth_bytes_s", "power_w")
+MAY_BE_ABSENT = ("bandwidth_bytes_s", "power_w", "ssd_s")
+MAX_READERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,9 @@ class WorkerFigures:
         latency_s: of the way alone, without what a request costs on either side of it.
         wire: (bytes there and back, seconds, spread) that bandwidth and latency were fitted to.
         power_w: package power under load (P_n); None where the system does not tell.
+        ssd_s: an expert from its own disk (lambda_n), as it reads; None where it has nothing to read from.
+        readers: of its reads at once that still help (w_n).
+        ssd_spread: of what ssd_s was made of.
     """
 
     address: str
@@ -73,6 +77,9 @@ class WorkerFigures:
     latency_s: float = 0.0
     wire: tuple[tuple[int, float, float], ...] = ()
     power_w: float | None = None
+    ssd_s: float | None = None
+    readers: int = 1
+    ssd_spread: float = 0.0
 
     def layer_s(self, pairs: int, row_bytes: int) -> float:
         """Seconds of a layer in which one row's `pairs` are executed there; `row_bytes` is a row on the wire."""
@@ -167,6 +174,9 @@ def _check(name: str, value: object) -> None:
             raise PlanError(f"kept figure {name} is {str(value)[:64]!r}", "measure again")
     elif value is None and name in MAY_BE_ABSENT:
         return
+    elif name == "readers":
+        if type(value) is not int or not 1 <= value <= MAX_READERS:
+            raise PlanError(f"kept figure {name} is {value!r}", "measure again")
     elif isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value) or value < 0:
         raise PlanError(f"kept figure {name} is {value!r}", "measure again")
 

@@ -21,16 +21,19 @@ from titan.coordinator.calibration.figures import (
     home_figures,
     keep_figures,
     load_figures,
+    with_reads,
     with_sharing,
     worker_figures,
 )
 from titan.coordinator.calibration.local import Folding, LocalFigures, measure_local, scratch_layer
+from titan.coordinator.calibration.reads import cache_to_measure, measure_reads
 from titan.coordinator.calibration.remote import measure_remote, measure_together, quickest
 from titan.coordinator.calibration.steps import DecodeSteps
 from titan.coordinator.host.model import HostModel
 from titan.coordinator.moe.dispatch import Dispatcher
 from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.link import WorkerLink
+from titan.coordinator.remote.share import Cache
 from titan.placement import Node
 from titan.placement.cost import Costs
 from titan.placement.figures import Figures, HomeFigures, WorkerFigures
@@ -84,7 +87,8 @@ class Calibration:
         """Kept figures of this cluster, unless `again`; or new ones, kept from then on. Links prefer what they say."""
         shape = self._checkpoint.shape
         present = [link for link in self._links if link.status.address]
-        key = figures_key(shape, self._dtype, {link.name: sorted(link.addresses) for link in present})
+        told = {link.name: [*sorted(link.addresses), *(["reads"] if link.reads else [])] for link in present}
+        key = figures_key(shape, self._dtype, told)
         kept = None if again else load_figures(self._folder, key)
         if kept is not None:
             for link in present:
@@ -117,7 +121,8 @@ class Calibration:
         buffers = LayerBuffers(spec, shape.top_k, self._dtype)
         empty = ExpertLayer(buffers, self._store.read_expert, None, self._readers)
         experts = tuple(sorted((place * shape.top_k + i) % shape.num_experts for i in range(shape.top_k)))
-        link.assign({spec.index: experts})
+        cache = self._cache_to_measure(link, experts)
+        link.assign({spec.index: experts}, cache)
         measured: list[WorkerFigures] = []
         dead: list[str] = []
         for address in link.addresses:
@@ -145,8 +150,23 @@ class Calibration:
         best = min(measured, key=lambda f: f.layer_s(pairs, self._row_bytes))
         link.prefer(best.address)
         self._wait_for(link)
-        found.chosen[link.name], found.experts[link.name] = best, experts
-        found.elsewhere[link.name] = tuple(f for f in measured if f is not best)
+        reads = None
+        for layer, asked in cache.items():
+            self._report(f"calibrating: the disk of worker {link.name}")
+            reads = measure_reads(link, layer, asked, shape, self._dtype)
+            if reads is None:
+                log.warning("a worker's disk could not be measured: the plan has it read nothing", worker=link.name)
+        found.chosen[link.name], found.experts[link.name] = with_reads(best, reads), experts
+        found.elsewhere[link.name] = tuple(with_reads(f, reads) for f in measured if f is not best)
+
+    def _cache_to_measure(self, link: WorkerLink, experts: tuple[int, ...]) -> dict[int, Cache]:
+        """A cache in the last MoE layer beside `experts` of the first, for a worker that reads and has room for it."""
+        shape, last = self._checkpoint.shape, self._checkpoint.shape.layers[-1]
+        left = (link.memory_budget_bytes or 0) - len(experts) * slot_bytes(self._spec, self._dtype)
+        slots = min(shape.top_k, left // slot_bytes(last, self._dtype)) if link.reads else 0
+        others = [e for e in range(shape.num_experts) if last is not self._spec or e not in experts]
+        cache = cache_to_measure(others, slots)
+        return {} if cache is None else {last.index: cache}
 
     def _shared(
         self, found: _Measured, steps: DecodeSteps, without_s: float, home: HomeFigures, scratch: ExpertLayer

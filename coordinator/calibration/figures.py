@@ -16,6 +16,7 @@ from titan.common.log import get_logger
 from titan.common.registry import ModelShape
 from titan.common.versions import MLX_VERSION, SOFTWARE_VERSION
 from titan.coordinator.calibration.local import LocalFigures
+from titan.coordinator.calibration.reads import ReadFigures
 from titan.coordinator.calibration.remote import RemoteFigures
 from titan.placement.figures import Figures, HomeFigures, WorkerFigures, fit_line
 from titan.placement.show import write_file
@@ -87,6 +88,13 @@ def worker_figures(
         wire=tuple((nbytes, m.median_s, m.spread) for nbytes, m in remote.wire),
         power_w=power_w,
     )
+
+
+def with_reads(figures: WorkerFigures, reads: ReadFigures | None) -> WorkerFigures:
+    """The figures with what reading from the worker's own disk takes, where that was measured."""
+    if reads is None:
+        return figures
+    return replace(figures, ssd_s=reads.one.median_s, readers=reads.readers, ssd_spread=reads.one.spread)
 
 
 def with_sharing(

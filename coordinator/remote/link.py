@@ -121,9 +121,14 @@ class WorkerLink:
     @property
     def fetch_s(self) -> float | None:
         """Mean seconds that a request waited for one of its reads, as the worker last said (its lambda)."""
+        demanded = self.demanded
+        return self.last_status.cache.stall_s / demanded if self.last_status is not None and demanded > 0 else None
+
+    @property
+    def demanded(self) -> int:
+        """Its reads that requests waited for, as it last said."""
         cache = self.last_status.cache if self.last_status is not None else None
-        demanded = cache.loads - cache.prefetched if cache is not None else 0
-        return cache.stall_s / demanded if cache is not None and demanded > 0 else None
+        return max(0, cache.loads - cache.prefetched) if cache is not None else 0
 
     def assign(self, pinned: Mapping[int, tuple[int, ...]], caches: Mapping[int, Cache] | None = None) -> None:
         """What the worker is to hold, and to read when asked, from now on; installed as soon as it is connected.
@@ -283,7 +288,13 @@ class WorkerLink:
             connection.close()
 
     def _take(self, connection: Connection, share: Share) -> Share:
-        """Have the worker hold and serve `share`; what of it is there then."""
+        """Have the worker hold and serve `share`; what of it is there then.
+
+        One that came back with nothing on its disk to read from is given what it is to hold, and reads nothing.
+        """
+        if share.caches and not self.reads:
+            log.warning("worker has nothing on its disk to read from: it reads nothing of its part", worker=self.name)
+            share = Share(share.pinned)
         started = time.monotonic()
         self._set_status("installing", address=connection.address, epoch=connection.hello.session.epoch)
         there = install(

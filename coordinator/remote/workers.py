@@ -23,6 +23,8 @@ from titan.placement import Plan
 
 log = get_logger("coordinator")
 
+ENOUGH_READS = 256  # of a worker while serving: fewer say less than calibration
+
 
 class Workers:
     """Links to the workers of hosts.yaml.
@@ -145,6 +147,11 @@ class Workers:
                     worker=worker.name,
                 )
         return found
+
+    def disks(self) -> dict[str, float | None]:
+        """Workers that are there and read from their own disks: mean seconds of a read, where they served enough."""
+        known = [link for link in self.links if link.reads]
+        return {link.name: link.fetch_s if link.demanded >= ENOUGH_READS else None for link in known}
 
     def reply_medians(self) -> dict[str, tuple[int, float]]:
         """Worker -> (pairs, median seconds) of its most frequent size of call, where enough is known."""

@@ -21,7 +21,7 @@ from titan.placement import Plan
 
 def test_measure_plan_and_serve_the_plan(tmp_path: Path) -> None:
     home = str(tmp_path)
-    with LoopbackCluster(DEMO_MODEL) as loopback:
+    with LoopbackCluster(DEMO_MODEL, own_copies=True) as loopback:
         hosts = str(write_hosts(loopback.folder / "hosts.yaml", loopback.hosts))
         measured = run_titan("calibrate", "--hosts", hosts, "--json", HOME=home)
         assert measured.returncode == 0, measured.stderr
@@ -31,6 +31,8 @@ def test_measure_plan_and_serve_the_plan(tmp_path: Path) -> None:
         assert figures["workers"]["worker-1"]["round_trip_s"] > 0
         assert figures["memory_bytes"]["worker-1"] > 0
         assert figures["not_measured"] == {}
+        assert all(worker["ssd_s"] > 0 for worker in figures["workers"].values())
+        assert all(1 <= worker["readers"] <= 4 for worker in figures["workers"].values())
 
         out, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
         planned = run_titan(
@@ -41,6 +43,7 @@ def test_measure_plan_and_serve_the_plan(tmp_path: Path) -> None:
         assert {"predicted", "baselines", "lower_bound", "gap", "advice"} <= set(report)
         plan = Plan.from_json(out.read_text())
         assert [node.name for node in plan.nodes] == ["coordinator", "worker-1", "worker-2"]
+        assert [node.ssd_s for node in plan.nodes[1:]] == [w["ssd_s"] for w in figures["workers"].values()]
         assert ElementTree.parse(picture).getroot().tag.endswith("svg")
 
         with CoordinatorProcess(Path(hosts), "--plan", str(out)) as coordinator:

@@ -41,8 +41,9 @@ def test_small_batches_weigh_as_much_as_large_ones() -> None:
 
 
 def test_kept_figures_come_back() -> None:
-    figures = Figures("abc", HOME, {"mini": WORKER})
-    assert Figures.from_json(figures.to_json()) == figures
+    for worker in (WORKER, replace(WORKER, ssd_s=2e-3, readers=3, ssd_spread=0.2)):
+        figures = Figures("abc", HOME, {"mini": worker})
+        assert Figures.from_json(figures.to_json()) == figures
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,14 @@ def test_figures_that_are_no_figures_are_refused(bad: object) -> None:
     raw = json.loads(Figures("abc", replace(HOME), {"mini": WORKER}).to_json())
     raw["workers"]["mini"]["round_trip_s"] = bad
     with pytest.raises(PlanError):
+        Figures.from_json(json.dumps(raw))
+
+
+@pytest.mark.parametrize(("name", "bad"), [("ssd_s", -1.0), ("ssd_s", "fast"), ("readers", 0), ("readers", 1.5)])
+def test_a_disk_that_cannot_be_is_refused(name: str, bad: object) -> None:
+    raw = json.loads(Figures("abc", HOME, {"mini": WORKER}).to_json())
+    raw["workers"]["mini"][name] = bad
+    with pytest.raises(PlanError, match=name):
         Figures.from_json(json.dumps(raw))
 
 
