@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from titan.common.units import format_bytes as size
+from titan.common.units import format_seconds as lasts
 from titan.placement.evaluate import MISS, Evaluator, Ints, executors
 from titan.placement.plan import Plan
 from titan.placement.values import Node
@@ -28,7 +30,7 @@ def explain(plan: Plan, without: Mapping[str, float], drawn_anew_s: float | None
     home, whole = plan.nodes[0], sum(plan.is_whole(i) for i in range(total))
     out = [
         f"{home.name} keeps {whole} of {total} MoE layers whole, {sum(map(len, plan.held_by(0)))} experts pinned "
-        f"({_size(plan.bytes_on(0))} with cache slots); whole layers pay neither round trip nor synchronisation."
+        f"({size(plan.bytes_on(0))} with cache slots); whole layers pay neither round trip nor synchronisation."
     ]
     for index, node in enumerate(plan.nodes[1:], start=1):
         out.append(_worker(plan, index, node, step, without.get(node.name)))
@@ -36,12 +38,12 @@ def explain(plan: Plan, without: Mapping[str, float], drawn_anew_s: float | None
         what = "expert is" if missing == 1 else "experts are"
         out.append(
             f"{missing} {what} in nobody's memory and read from {_disks(plan)}: "
-            f"{_ms(plan.predicted.stall_s)} of the {_ms(step)} step is that stall."
+            f"{lasts(plan.predicted.stall_s)} of the {lasts(step)} step is that stall."
         )
         if drawn_anew_s is not None:
             out.append(
                 f"That counts with rows selecting experts of the rows before again as they were seen to; if none did, "
-                f"a step would take {_ms(drawn_anew_s)}, and the lower bound and the gap are about such rows."
+                f"a step would take {lasts(drawn_anew_s)}, and the lower bound and the gap are about such rows."
             )
         elif plan.lower_bound_s:
             spared = "caches spare" if plan.reads else f"{home.name}'s cache spares"
@@ -67,13 +69,13 @@ def about_reads(evaluator: Evaluator, plan: Plan, place: Ints, without_s: float)
         slots = sum(plan.cache_slots(i, n) for i, experts in enumerate(plan.served_by(n)) if experts)
         out.append(
             f"{plan.nodes[n].name} reads {reads:.1f} experts a token from its own disk, "
-            f"{_ms(plan.nodes[n].ssd_s)} each ({plan.nodes[n].readers} at once), in {layers} layers with {slots} cache "
-            "slots together."
+            f"{lasts(plan.nodes[n].ssd_s)} each ({plan.nodes[n].readers} at once), in {layers} layers with {slots} "
+            "cache slots together."
         )
     if out:
         step_s = evaluator.step(place)
         out.append(
-            f"Without workers' disks a step would take {_ms(without_s)} instead of {_ms(step_s)}; "
+            f"Without workers' disks a step would take {lasts(without_s)} instead of {lasts(step_s)}; "
             "the lower bound takes it that they read in no time."
         )
     return tuple(out)
@@ -89,7 +91,7 @@ def about_precision(evaluator: Evaluator, place: Ints) -> tuple[str, ...]:
     kib = problem.activation_bytes / 1024
     return (
         f"`precision: reduced` would bring back {rows * kib:.1f} KiB a token instead of {pairs * kib:.1f} KiB and take "
-        f"{_ms(other)} instead of {_ms(step)} a step, at the price of results that are no longer mlx-lm's to the bit.",
+        f"{lasts(other)} instead of {lasts(step)} a step, with results that are no longer mlx-lm's to the bit.",
     )
 
 
@@ -100,14 +102,16 @@ def _worker(plan: Plan, index: int, node: Node, step: float, alone: float | None
     if not layers:
         return f"{node.name} holds nothing and does not earn its place: its figures make every use of it slower."
     text = (
-        f"{node.name}'s link costs {_ms(node.round_trip_s)} a layer: it serves {layers} of {len(plan.layers)} layers "
-        f"with {experts} experts in memory ({_size(plan.bytes_on(index))})"
+        f"{node.name}'s link costs {lasts(node.round_trip_s)} a layer: it serves {layers} of {len(plan.layers)} layers "
+        f"with {experts} experts in memory ({size(plan.bytes_on(index))})"
     )
     if alone is None:
         return text + "."
     if alone < step * WORTH:
-        return text + f"; it does not earn its place: without it a step takes {_ms(alone)} instead of {_ms(step)}."
-    return text + f"; without it a step takes {_ms(alone)} instead of {_ms(step)} ({alone / step:.2f} times as long)."
+        return text + f"; it does not earn its place: without it a step takes {lasts(alone)} instead of {lasts(step)}."
+    return (
+        text + f"; without it a step takes {lasts(alone)} instead of {lasts(step)} ({alone / step:.2f} times as long)."
+    )
 
 
 def _alone(plan: Plan, step: float) -> str:
@@ -126,11 +130,3 @@ def _disks(plan: Plan) -> str:
     if len(some) == 1:
         return f"{some[0][0]}'s SSD"
     return "SSDs (" + ", ".join(f"{name}'s {count}" for name, count in some) + ")"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms"
-
-
-def _size(number: int) -> str:
-    return f"{number / 2**30:.1f} GiB"

@@ -68,7 +68,7 @@ def test_plan_as_json_with_plan_and_picture(nodes: Path, tmp_path: Path) -> None
 
 def test_plan_for_people(nodes: Path) -> None:
     text = run("plan", "--nodes", nodes, "--shape", "OLMoE", "--zipf", "0.5").stdout
-    assert "mini's link costs 0.50 ms a layer" in text
+    assert "mini's link costs 500 µs a layer" in text
     assert "No placement on these nodes has a step below" in text
     assert "does not earn" in text or "without it a step takes" in text
 
