@@ -95,6 +95,14 @@ class Plan:
             for i, row in enumerate(self.residency)
         )
 
+    def kept_by(self, node: int) -> int:
+        """Of the experts that `node` serves without pinning them, so many always find a cache slot."""
+        return sum(min(self.cache_slots(i, node), len(served)) for i, served in enumerate(self.served_by(node)))
+
+    def read_by(self, node: int) -> int:
+        """The others: so many experts `node` has to read from its own disk."""
+        return sum(map(len, self.served_by(node))) - self.kept_by(node)
+
     def is_whole(self, layer: int) -> bool:
         """True when node 0 holds every expert of MoE layer position `layer`: no synchronisation is needed there."""
         return all(0 in holders for holders in self.residency[layer])

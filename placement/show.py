@@ -36,7 +36,7 @@ def plan_report(plan: Plan) -> dict[str, object]:
                 "whole_layers": sum(len(row) == plan.num_experts for row in held),
                 "round_trip_s": node.round_trip_s,
                 "ssd_s": node.ssd_s,
-                "reads_experts": sum(map(len, plan.served_by(i))) if i and plan.reads else 0,
+                "reads_experts": plan.read_by(i),
             }
             for i, node in enumerate(plan.nodes)
             for held in [plan.held_by(i)]
@@ -64,13 +64,15 @@ def _prediction(p: Prediction) -> dict[str, object]:
 
 def show_plan(plan: Plan, console: Console) -> None:
     """Tables of nodes and predictions, the gap, and the advice."""
-    table = _table("nodes", ("node", "round trip", "experts", "whole layers", "memory", "of"))
+    reads = ("reads",) if plan.reads else ()
+    table = _table("nodes", ("node", "round trip", "experts", *reads, "whole layers", "memory", "of"))
     for i, node in enumerate(plan.nodes):
         held = plan.held_by(i)
         table.add_row(
             node.name,
             format_seconds(node.round_trip_s) if i else "",
             str(sum(map(len, held))),
+            *(str(plan.read_by(i)) for _ in reads),
             f"{sum(len(row) == plan.num_experts for row in held)} of {len(held)}",
             format_bytes(plan.bytes_on(i)),
             format_bytes(node.memory_bytes),

@@ -34,10 +34,10 @@ def explain(plan: Plan, without: Mapping[str, float], drawn_anew_s: float | None
     ]
     for index, node in enumerate(plan.nodes[1:], start=1):
         out.append(_worker(plan, index, node, step, without.get(node.name)))
-    if missing := sum(not h for row in plan.residency for h in row) - _cached(plan):
+    if missing := sum(plan.read_by(n) for n in range(len(plan.nodes))):
         what = "expert is" if missing == 1 else "experts are"
         out.append(
-            f"{missing} {what} in nobody's memory and read from {home.name}'s SSD: "
+            f"{missing} {what} in nobody's memory and read from {_disks(plan)}: "
             f"{lasts(plan.predicted.stall_s)} of the {lasts(step)} step is that stall."
         )
         if drawn_anew_s is not None:
@@ -46,9 +46,10 @@ def explain(plan: Plan, without: Mapping[str, float], drawn_anew_s: float | None
                 f"a step would take {lasts(drawn_anew_s)}, and the lower bound and the gap are about such rows."
             )
         elif plan.lower_bound_s:
+            spared = "caches spare" if plan.reads else f"{home.name}'s cache spares"
             out.append(
                 "The lower bound takes rows as independent of the rows before: where they select the same experts "
-                f"again, {home.name}'s cache spares reads, and steps can be shorter."
+                f"again, {spared} reads, and steps can be shorter."
             )
     if len(plan.nodes) > 1:
         out.append(_alone(plan, step))
@@ -67,8 +68,9 @@ def about_reads(evaluator: Evaluator, plan: Plan, place: Ints, without_s: float)
         layers = sum(bool((row == MISS - n).any()) for row in place)
         slots = sum(plan.cache_slots(i, n) for i, experts in enumerate(plan.served_by(n)) if experts)
         out.append(
-            f"{plan.nodes[n].name} reads {reads:.1f} experts a token from its own disk, in {layers} layers "
-            f"with {slots} cache slots together."
+            f"{plan.nodes[n].name} reads {reads:.1f} experts a token from its own disk, "
+            f"{lasts(plan.nodes[n].ssd_s)} each ({plan.nodes[n].readers} at once), in {layers} layers with {slots} "
+            "cache slots together."
         )
     if out:
         step_s = evaluator.step(place)
@@ -94,13 +96,14 @@ def about_precision(evaluator: Evaluator, place: Ints) -> tuple[str, ...]:
 
 
 def _worker(plan: Plan, index: int, node: Node, step: float, alone: float | None) -> str:
-    held = plan.held_by(index)
-    layers, experts = sum(1 for row in held if row), sum(map(len, held))
-    if not experts:
+    rows = list(zip(plan.held_by(index), plan.served_by(index), strict=True))
+    layers, experts = sum(bool(held or served) for held, served in rows), sum(len(held) for held, _ in rows)
+    experts += plan.kept_by(index)
+    if not layers:
         return f"{node.name} holds nothing and does not earn its place: its figures make every use of it slower."
     text = (
         f"{node.name}'s link costs {lasts(node.round_trip_s)} a layer: it serves {layers} of {len(plan.layers)} layers "
-        f"with {experts} experts ({size(plan.bytes_on(index))})"
+        f"with {experts} experts in memory ({size(plan.bytes_on(index))})"
     )
     if alone is None:
         return text + "."
@@ -113,13 +116,17 @@ def _worker(plan: Plan, index: int, node: Node, step: float, alone: float | None
 
 def _alone(plan: Plan, step: float) -> str:
     home, one = plan.nodes[0].name, plan.baselines.get("one_node")
-    if one is None or all(not row for n in range(1, len(plan.nodes)) for row in plan.held_by(n)):
+    if one is None or not any(map(any, plan.slots[1:])):
         return f"{home} alone is the fastest arrangement of these nodes."
     if one.step_s <= step:
         return f"{home} alone is faster: {1 / one.step_s:.1f} tokens/s against {1 / step:.1f} with the workers."
     return f"{home} alone would reach {1 / one.step_s:.1f} tokens/s, the plan {1 / step:.1f} (batch 1)."
 
 
-def _cached(plan: Plan) -> int:
-    """Unpinned experts that always find a cache slot."""
-    return sum(min(plan.cache_slots(i), sum(not holders for holders in row)) for i, row in enumerate(plan.residency))
+def _disks(plan: Plan) -> str:
+    """Whose disks no memory's experts are read from, and how many from each."""
+    read = [(node.name, plan.read_by(n)) for n, node in enumerate(plan.nodes)]
+    some = [(name, count) for name, count in read if count]
+    if len(some) == 1:
+        return f"{some[0][0]}'s SSD"
+    return "SSDs (" + ", ".join(f"{name}'s {count}" for name, count in some) + ")"

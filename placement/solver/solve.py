@@ -75,6 +75,8 @@ def solve(problem: Problem, *, method: str = "search", time_limit_s: float = 30.
         reading = read_elsewhere(evaluator, place, clock.at(0.97))
         if evaluator.step(reading) > (1 - WORTH_READS) * evaluator.step(place):
             reading = place
+        else:
+            smaller = _reading_without_one(evaluator, smaller, clock.at(0.99))
     replicas, saved_s = {}, 0.0
     if reading is place:
         replicas, saved_s = replicate(evaluator, place, seed=seed, deadline=clock.at(1.0))
@@ -121,11 +123,26 @@ def _without_one(whole: Evaluator, deadline: float) -> dict[str, Ints]:
     for index, node in enumerate(problem.nodes[1:], start=1):
         if time.monotonic() > deadline:
             break
-        nodes = (*problem.nodes[:index], replace(node, memory_bytes=0), *problem.nodes[index + 1 :])
-        evaluator = Evaluator(replace(problem, nodes=nodes), like=whole)
+        evaluator = _emptied(whole, index)
         classes = worker_classes(evaluator.problem, evaluator.costs)
         out[node.name] = construct(evaluator, classes, (), deadline, effort=1)
     return out
+
+
+def _reading_without_one(whole: Evaluator, smaller: dict[str, Ints], deadline: float) -> dict[str, Ints]:
+    """The arrangements of `_without_one` with the other workers reading as well, as far as the time allows."""
+    out: dict[str, Ints] = {}
+    for index, node in enumerate(whole.problem.nodes[1:], start=1):
+        if node.name in smaller and time.monotonic() < deadline:
+            out[node.name] = read_elsewhere(_emptied(whole, index), smaller[node.name], deadline)
+    return out
+
+
+def _emptied(whole: Evaluator, index: int) -> Evaluator:
+    """With no memory on one worker."""
+    nodes = whole.problem.nodes
+    nodes = (*nodes[:index], replace(nodes[index], memory_bytes=0), *nodes[index + 1 :])
+    return Evaluator(replace(whole.problem, nodes=nodes), like=whole)
 
 
 def best_of(evaluator: Evaluator, candidates: list[Ints]) -> Ints:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -145,9 +146,19 @@ def test_a_plan_says_who_reads_what_and_comes_back_from_json() -> None:
     evaluator = Evaluator(problem)
     assert plan.predicted is not None
     assert evaluator.step(from_plan(plan, evaluator.weights)) <= plan.predicted.step_s * 1.02
+    absent = sum(not who for row in plan.residency for who in row)
+    assert sum(plan.read_by(n) + plan.kept_by(n) for n in range(3)) == absent
+    assert f"{sum(plan.read_by(n) for n in range(3))} experts are in nobody's memory and read from SSDs" in " ".join(
+        plan.advice
+    )
     nodes = tuple(replace(node, ssd_s=0.0) if n else node for n, node in enumerate(problem.nodes))
     without = solve(replace(problem, nodes=nodes))
     assert without.reads == ()
+    alone = solve(replace(problem, nodes=(*nodes[:2], replace(nodes[2], memory_bytes=0))))
+    assert alone.predicted is not None
+    said = next(re.search(r"^w1.*without it a step takes ([\d.]+) ms", s) for s in plan.advice if s.startswith("w1"))
+    assert said is not None
+    assert 1e-3 * float(said[1]) < 0.95 * alone.predicted.step_s, "the other worker reads when this one is not there"
     assert without.predicted is not None
     assert plan.predicted.step_s < 0.9 * without.predicted.step_s
     slow = tuple(replace(node, ssd_s=50e-3) if n else node for n, node in enumerate(problem.nodes))
