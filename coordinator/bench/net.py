@@ -33,8 +33,8 @@ from titan.common.security.tls import client_ssl_context
 from titan.common.wire.lane import set_options
 from titan.common.wire.messages import ExecuteCall
 from titan.coordinator.demo.processes import WorkerProcess
-from titan.coordinator.remote.connect import greet
 from titan.coordinator.remote.exchange import Exchange
+from titan.coordinator.remote.greet import greet
 from titan.coordinator.remote.grpc_transport import GrpcTransport
 from titan.coordinator.remote.lane_transport import open_lane
 from titan.coordinator.remote.reply_times import ReplyTimes

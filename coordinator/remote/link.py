@@ -23,18 +23,12 @@ from titan.coordinator.certificates import Certificates
 from titan.coordinator.moe.workers import ReadyWorker
 from titan.coordinator.remote.breaker import Breaker
 from titan.coordinator.remote.choose import faster, probing_call
-from titan.coordinator.remote.connect import (
-    Connection,
-    Progress,
-    ReadBytes,
-    from_rpc_error,
-    greet,
-    install,
-    probe_pair_s,
-    probe_power_w,
-)
+from titan.coordinator.remote.connection import Connection, from_rpc_error
+from titan.coordinator.remote.greet import greet
 from titan.coordinator.remote.grpc_transport import GrpcTransport
+from titan.coordinator.remote.install import Progress, ReadBytes, install
 from titan.coordinator.remote.lane_transport import open_lane
+from titan.coordinator.remote.probe import probe_pair_s, probe_power_w
 from titan.coordinator.remote.renew import due, reopen, retire
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.share import Cache, Share

@@ -16,7 +16,7 @@ from titan.common.security.channel import open_channel
 from titan.common.security.credentials import Credentials
 from titan.common.security.revocation import require_not_revoked
 from titan.common.security.tls import client_ssl_context
-from titan.coordinator.remote.connect import CHANNEL_OPTIONS, Connection, from_rpc_error
+from titan.coordinator.remote.connection import CHANNEL_OPTIONS, Connection, from_rpc_error
 from titan.coordinator.remote.grpc_transport import GrpcTransport
 from titan.coordinator.remote.lane_transport import open_lane
 from titan.coordinator.remote.transport import Transport

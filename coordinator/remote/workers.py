@@ -16,7 +16,7 @@ from titan.common.security.credentials import Credentials
 from titan.common.security.own import OwnCertificate
 from titan.common.units import format_bytes
 from titan.coordinator.certificates import Certificates
-from titan.coordinator.remote.connect import ReadBytes
+from titan.coordinator.remote.install import ReadBytes
 from titan.coordinator.remote.link import LinkStatus, WorkerLink
 from titan.coordinator.remote.share import Cache
 from titan.placement import Plan

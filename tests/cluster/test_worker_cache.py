@@ -21,9 +21,10 @@ from titan.common.security import Role
 from titan.common.store import ExpertStore
 from titan.common.wire.messages import ExecuteCall
 from titan.coordinator.demo.processes import WorkerProcess
-from titan.coordinator.remote.connect import greet, install
 from titan.coordinator.remote.exchange import Exchange
+from titan.coordinator.remote.greet import greet
 from titan.coordinator.remote.grpc_transport import GrpcTransport
+from titan.coordinator.remote.install import install
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.share import Share
 from titan.deploy import DEMO_MODEL

@@ -30,9 +30,11 @@ from titan.common.security.revocation import Revocations
 from titan.common.store import ExpertStore
 from titan.common.wire.messages import ExecuteCall
 from titan.coordinator.demo.processes import WorkerProcess
-from titan.coordinator.remote.connect import CHANNEL_OPTIONS, Connection, greet, install
+from titan.coordinator.remote.connection import CHANNEL_OPTIONS, Connection
 from titan.coordinator.remote.exchange import Exchange
+from titan.coordinator.remote.greet import greet
 from titan.coordinator.remote.grpc_transport import GrpcTransport
+from titan.coordinator.remote.install import install
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.share import Cache, Share
 from titan.coordinator.remote.transport import Transport

@@ -25,7 +25,7 @@ from titan.common.security.tls import client_ssl_context
 from titan.common.wire.frames import HEADER_BYTES, Kind, encode_execute, pack, whole
 from titan.common.wire.lane import LaneSocket, connect
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
-from titan.coordinator.remote.connect import Connection
+from titan.coordinator.remote.connection import Connection
 from titan.coordinator.remote.exchange import Exchange
 from titan.coordinator.remote.lane_transport import LaneTransport, open_lane
 from titan.coordinator.remote.reply_times import ReplyTimes

@@ -23,7 +23,7 @@ from titan.common.errors import (
     WorkerTimeout,
 )
 from titan.common.wire.messages import ExecuteCall, ExecuteResult
-from titan.coordinator.remote.connect import Connection
+from titan.coordinator.remote.connection import Connection
 from titan.coordinator.remote.exchange import Exchange, Failed, Outstanding
 from titan.coordinator.remote.reply_times import ReplyTimes
 from titan.coordinator.remote.transport import Transport

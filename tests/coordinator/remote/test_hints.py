@@ -15,7 +15,7 @@ from fixtures.worker_server import DEADLINE_S, RunningWorker, wait_until
 from titan.common.slots.table import SlotCounts
 from titan.common.wire.messages import MAX_HINTED, ExecuteCall, ExecuteResult, Hint
 from titan.coordinator.moe.workers import ReadyWorker
-from titan.coordinator.remote.connect import Connection
+from titan.coordinator.remote.connection import Connection
 from titan.coordinator.remote.exchange import Exchange, Outstanding
 from titan.coordinator.remote.hints import HintSender
 from titan.coordinator.remote.reply_times import ReplyTimes
