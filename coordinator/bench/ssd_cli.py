@@ -50,7 +50,7 @@ def ssd_command(
     warm: Annotated[int, typer.Option(min=0, max=100_000, help="Tokens before them that do not count.")] = 40,
     seconds: Annotated[float, typer.Option(min=1, max=86_400, help="Longest time for one table of one C.")] = 60,
     features: Annotated[
-        str, typer.Option(help="Compare these with LRU, packed, direct: " + ", ".join(FEATURES) + "; or none.")
+        str, typer.Option(help="Compare these with LRU, packed, direct: " + ", ".join(FEATURES) + "; empty for none.")
     ] = ",".join(FEATURES),
     read_delay: Annotated[
         str, typer.Option(help="Compare them once more with every expert's read this much longer: a slower disk.")

@@ -32,7 +32,7 @@ def test_workers_with_quicker_disks_read_what_no_memory_holds(tmp_path: Path) ->
         own_copies=True,
         home_bytes=each_bytes,
         worker_bytes=each_bytes,
-        settings={"timeouts": {"execute": "4s"}},
+        settings={"timeouts": {"execute": "4s", "readmit": "0.1s"}},
     ) as loopback:
         addresses = {worker.name: worker.address for worker in loopback.workers}
         key = figures_key(shape, "float32", {name: [address, "reads"] for name, address in addresses.items()})
@@ -58,5 +58,15 @@ def test_workers_with_quicker_disks_read_what_no_memory_holds(tmp_path: Path) ->
             assert cluster.dispatcher.executed.fallbacks == 0
             for link in cluster.links:
                 wait_until(lambda link=link: link.demanded > 0, "reads of a worker")
+
+            loopback._own_copies = False
+            loopback.workers[0].kill()
+            loopback.restart(0)  # without its copy: it holds what it is sent, and reads nothing
+            first = cluster.links[0]
+            assert titan_tokens(loaded, PROMPT, 24) == expected  # that it was away is seen when it is asked
+            wait_until(lambda: first.has_checkpoint is False and first.ready is not None, "taking worker-1 back")
+            assert first.ready is not None
+            assert not any(first.ready.served.values())
+            assert titan_tokens(loaded, PROMPT, 24) == expected
         finally:
             cluster.close()
