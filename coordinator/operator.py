@@ -9,7 +9,8 @@ from pathlib import Path
 from titan.common.config.hosts import load_hosts
 from titan.common.registry import open_checkpoint
 from titan.coordinator.cluster import Cluster, ClusterOptions
-from titan.coordinator.main import FIGURES_FOLDER, cluster_credentials
+from titan.coordinator.main import FIGURES_FOLDER
+from titan.coordinator.serving import cluster_credentials
 
 
 @contextmanager

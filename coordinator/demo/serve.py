@@ -8,7 +8,7 @@ from titan.common.log import setup_logging
 from titan.coordinator.api import ApiServer
 from titan.coordinator.cluster import Cluster, ClusterOptions
 from titan.coordinator.demo.cluster import LoopbackCluster
-from titan.coordinator.main import run
+from titan.coordinator.serving import run
 
 
 def serve_demo(loopback: LoopbackCluster, console: Console) -> None:

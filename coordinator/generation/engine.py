@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from titan.common.errors import ContextTooLong, EngineFailed
 from titan.common.log import get_logger
+from titan.coordinator.defaults import DEFAULT_MAX_SEQUENCES
 from titan.coordinator.generation.handle import Handle, Job
 from titan.coordinator.generation.jobs import Jobs
 from titan.coordinator.generation.life import Life, stopping_error
@@ -32,7 +33,6 @@ from titan.coordinator.generation.work import Work
 __all__ = ["DEFAULT_MAX_SEQUENCES", "DEFAULT_QUEUE_LIMIT", "Engine"]
 
 DEFAULT_QUEUE_LIMIT = 64
-DEFAULT_MAX_SEQUENCES = 8
 DEFAULT_STUCK_AFTER_S = 300.0
 _STOP_AT_EXIT_S = 5.0
 

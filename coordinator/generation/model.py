@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from titan.coordinator.defaults import DEFAULT_PREFILL_STEP_TOKENS
 from titan.coordinator.generation.grammar import Grammars
 from titan.coordinator.generation.prompt_cache import PromptCache
 from titan.coordinator.generation.room import GROWTH_TOKENS
@@ -20,7 +21,6 @@ from titan.coordinator.generation.vocabulary import Vocabulary
 
 __all__ = ["DEFAULT_PREFILL_STEP_TOKENS", "LoadedModel", "ServedModel"]
 
-DEFAULT_PREFILL_STEP_TOKENS = 2048
 DEFAULT_SHARED_STEP_TOKENS = 256
 
 
