@@ -89,7 +89,7 @@ def show_plan(plan: Plan, console: Console) -> None:
     if plan.gap is not None and plan.lower_bound_s is not None:
         console.print(
             f"No placement on these nodes has a step below {format_seconds(plan.lower_bound_s)} "
-            f"(rows independent): this plan is within {plan.gap:.1%} of the best.",
+            f"(rows independent): this plan's is at most {plan.gap:.1%} longer.",
             soft_wrap=True,
         )
     for sentence in plan.advice:
