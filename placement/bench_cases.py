@@ -91,6 +91,31 @@ def cases(
             yield case, shape_case(shape, made, case.zipf)
 
 
+def equal_layers(
+    nodes: Sequence[Node],
+    layers: int,
+    experts: int,
+    top_k: int,
+    *,
+    sync_s: float = 2e-5,
+    frequencies: tuple[tuple[float, ...], ...] | None = None,
+    batch_rows: tuple[int, ...] = (1,),
+) -> Problem:
+    """A problem of equal layers whose experts take one byte each, so that memory counts experts."""
+    return Problem(
+        fingerprint="0" * 64,
+        layers=tuple(range(layers)),
+        expert_bytes=(1,) * layers,
+        num_experts=experts,
+        top_k=top_k,
+        attention_s=(5e-5,) * layers,
+        nodes=tuple(nodes),
+        sync_s=sync_s,
+        frequencies=frequencies,
+        batch_rows=batch_rows,
+    )
+
+
 def small_case(seed: int, *, flat: bool) -> Problem:
     """A random instance: up to 4 layers x 16 experts x 3 nodes (flat), or 3 x 8 x 3 with skewed frequencies."""
     rng = np.random.default_rng(seed)
@@ -110,15 +135,4 @@ def small_case(seed: int, *, flat: bool) -> Problem:
     frequencies = None
     if not flat:
         frequencies = zipf_layers(layers, experts, top_k, float(rng.uniform(0.2, 1.2)), seed)
-    return Problem(
-        fingerprint="0" * 64,
-        layers=tuple(range(layers)),
-        expert_bytes=(1,) * layers,
-        num_experts=experts,
-        top_k=top_k,
-        attention_s=(5e-5,) * layers,
-        nodes=tuple(nodes),
-        sync_s=2e-5,
-        frequencies=frequencies,
-        batch_rows=(1,),
-    )
+    return equal_layers(nodes, layers, experts, top_k, frequencies=frequencies)

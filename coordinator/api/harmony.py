@@ -13,7 +13,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-__all__ = ["FINAL", "HarmonyState", "call_header", "speaks_harmony"]
+__all__ = ["FINAL", "HarmonyState", "call_header", "speaks_harmony", "tail_text"]
 
 START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN = MARKS = (
     "<|start|>",

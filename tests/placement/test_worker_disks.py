@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from titan.cli import app
 from titan.placement import Node, Plan, Problem, solve
 from titan.placement.arrangement import from_plan, memory_used
+from titan.placement.bench_cases import equal_layers
 from titan.placement.evaluate import MISS, Evaluator, Ints, executors
 from titan.placement.predict import batch_layer
 from titan.placement.routing import zipf_layers
@@ -34,18 +35,8 @@ def problem_of(
         Node("home", home, 20e-6, ssd_s=1e-3, readers=1),
         *(Node(f"w{i}", m, 25e-6, 4e-6, rt * 1e-6, ssd_s=d * 1e-6, readers=2) for i, (m, rt, d) in enumerate(workers)),
     )
-    return Problem(
-        fingerprint="0" * 64,
-        layers=tuple(range(layers)),
-        expert_bytes=(1,) * layers,
-        num_experts=experts,
-        top_k=top_k,
-        attention_s=(5e-5,) * layers,
-        nodes=nodes,
-        sync_s=2e-5,
-        frequencies=zipf_layers(layers, experts, top_k, zipf, 3) if zipf else None,
-        batch_rows=(1, 4),
-    )
+    frequencies = zipf_layers(layers, experts, top_k, zipf, 3) if zipf else None
+    return equal_layers(nodes, layers, experts, top_k, frequencies=frequencies, batch_rows=(1, 4))
 
 
 def by_hand(evaluator: Evaluator, layer: int, row: Ints) -> float:
