@@ -20,9 +20,7 @@ from titan.common.platform import every_core
 
 __all__ = ["READ_DEADLINE_S", "ReaderPool", "Ticket", "current_ticket"]
 
-READ_DEADLINE_S = (
-    30.0  # an external disk that sleeps takes about 10 s to spin up, a drive that retries a sector as long
-)
+READ_DEADLINE_S = 30.0  # a sleeping external disk takes about 10 s to spin up, a drive that retries as long
 MAX_WIDTH = 64
 MAX_ABANDONED = 16  # threads that hang in a read and were replaced; beyond it the pool has fewer readers
 _thread = threading.local()
